@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Make the environment, then run: `python3 dev.py demo | test | check | bench NAME | <any vaultevents command>`.
+
+Standard library only, Python >= 3.11 with venv. Everything is installed into `.venv` beside this file from the
+hash-locked requirement files, and installed again only when a lock, this file or the interpreter changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+LOCKS = {"core": "requirements.lock", "test": "requirements-test.lock"}
+CONTRACTS = ROOT / "contracts"
+
+
+def say(text: str) -> None:
+    print(f"dev.py: {text}", file=sys.stderr, flush=True)
+
+
+def stop(text: str) -> None:
+    say(text)
+    sys.exit(1)
+
+
+def digest(*files: Path) -> str:
+    state = hashlib.sha256(f"{sys.version} {sys.prefix}".encode())
+    for file in files:
+        state.update(file.read_bytes())
+    return state.hexdigest()
+
+
+def create_venv() -> None:
+    say("creating .venv")
+    made = subprocess.run(
+        [sys.executable, "-m", "venv", "--clear", str(VENV)], check=False, capture_output=True, text=True
+    )
+    if made.returncode:
+        stop(
+            "this Python cannot make a virtual environment with pip; on Debian or Ubuntu run "
+            f"'apt install python3-venv' and try again\n{made.stdout}{made.stderr}"
+        )
+    site = subprocess.run(
+        [str(PYTHON), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    Path(site, "vaultevents-src.pth").write_text(f"{ROOT / 'src'}\n")
+
+
+def environment(kind: str) -> None:
+    """Brings `.venv` to the state of the lock of `kind`; 'test' contains all of 'core'."""
+    base, lock = VENV / "stamp-base", ROOT / LOCKS[kind]
+    stamp, want = VENV / f"stamp-{kind}", digest(lock)
+    python = digest(Path(__file__), ROOT / LOCKS["core"])
+    if not base.is_file() or base.read_text() != python or not PYTHON.exists():
+        create_venv()
+        base.write_text(python)
+    if stamp.is_file() and stamp.read_text() == want:
+        return
+    say(f"installing {lock.name}")
+    pip = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    done = subprocess.run([*pip, "--only-binary=:all:", "--require-hashes", "-r", str(lock)], check=False)
+    if done.returncode:
+        stop(f"pip could not install {lock.name}: see its message above, then run the same command again")
+    stamp.write_text(want)
+
+
+def contracts() -> None:
+    """Installs the Solidity compiler and anvil for the tests on a real EVM, where npm is at hand."""
+    npm = shutil.which("npm")
+    if npm is None:
+        say("npm not found: the tests on a real EVM (anvil) will be skipped")
+        return
+    stamp, want = CONTRACTS / "node_modules" / ".stamp", digest(CONTRACTS / "package-lock.json")
+    if stamp.is_file() and stamp.read_text() == want:
+        return
+    say("installing contracts/package-lock.json")
+    quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+    if subprocess.run([npm, "ci", *quiet], cwd=CONTRACTS, check=False).returncode:
+        say("npm ci failed: see its message above; the tests on a real EVM (anvil) need it")
+        return
+    stamp.write_text(want)
+
+
+def run(*command: str) -> int:
+    return subprocess.run([str(PYTHON), *command], cwd=ROOT, check=False).returncode
+
+
+def check() -> int:
+    for tool in (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",)):
+        say(" ".join(tool))
+        if code := run("-m", *tool):
+            return code
+    return 0
+
+
+def test(arguments: list[str]) -> int:
+    """Linters and types, then every test; with arguments only pytest, with these arguments."""
+    environment("test")
+    contracts()
+    if arguments:
+        return run("-m", "pytest", *arguments)
+    return check() or run("-m", "pytest", "-n", "2", "--dist", "worksteal")
+
+
+def bench(arguments: list[str]) -> int:
+    environment("test")
+    names = sorted(p.stem for p in (ROOT / "bench").glob("*.py") if not p.stem.startswith("_"))
+    if not arguments or arguments[0] not in names:
+        stop(f"usage: python3 dev.py bench NAME [--json], NAME one of: {', '.join(names) or '(none yet)'}")
+    return run(str(ROOT / "bench" / f"{arguments[0]}.py"), *arguments[1:])
+
+
+def main(arguments: list[str]) -> int:  # noqa: RET503 - execv does not return
+    if sys.version_info < (3, 11):  # noqa: UP036 - whoever runs this may have an older one
+        stop(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}")
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if command == "test":
+        return test(rest)
+    if command == "check":
+        environment("test")
+        return check()
+    if command == "bench":
+        return bench(rest)
+    environment("core")
+    os.execv(PYTHON, [str(PYTHON), "-m", "vaultevents", *arguments])  # its signals and exit code are ours
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,67 @@
+"""The whole exception tree.
+
+    VaulteventsError
+    ├── OperatorError            a person must mend it; its text is one sentence that says what to do; exit code 1
+    │   ├── ConfigError            a setting
+    │   ├── InputError             an argument, an address, an id, a URL
+    │   ├── DatabaseUnusable       unreachable, of a newer or altered schema, no disk
+    │   ├── WrongNetwork           a node of another chain than the one this database is pinned to (E10)
+    │   └── StreamStopped          a stream that must not go on by itself (C8)
+    │       └── UndecodableLog       a log of a watched address that is not of the known form
+    └── SourceUnavailable        an upstream cannot answer now; try again, another node first
+        ├── RangeTooLarge          the node wants a smaller block range or answer
+        └── NodeFault              an answer that contradicts itself or the chain (C2): the node is set aside
+
+Normal endings are values, not exceptions. Everything outside this tree is a bug and ends the process.
+"""
+
+from __future__ import annotations
+
+
+class VaulteventsError(Exception):
+    """Root of everything this package raises on purpose."""
+
+
+class OperatorError(VaulteventsError):
+    """A person must mend it: the text is one clear sentence that says what to do."""
+
+
+class ConfigError(OperatorError):
+    """A setting is missing, unknown or wrong."""
+
+
+class InputError(OperatorError):
+    """An argument of a command or a request is wrong."""
+
+
+class DatabaseUnusable(OperatorError):
+    """The database cannot be used as it is."""
+
+
+class WrongNetwork(OperatorError):
+    """The node belongs to another network than the database (decisions E10)."""
+
+
+class StreamStopped(OperatorError):
+    """A stream met something that must never be skipped (decisions C8)."""
+
+
+class UndecodableLog(StreamStopped):
+    """A log of a watched address does not have the known number of topics or data length."""
+
+
+class SourceUnavailable(VaulteventsError):
+    """An upstream cannot answer now. `node` is its redacted name."""
+
+    def __init__(self, node: str, problem: str) -> None:
+        super().__init__(f"{node}: {problem}")
+        self.node = node
+        self.problem = problem
+
+
+class RangeTooLarge(SourceUnavailable):
+    """The node refuses this block range or the size of its answer; a smaller one may work."""
+
+
+class NodeFault(SourceUnavailable):
+    """The node's answer contradicts itself or the chain (decisions C2)."""

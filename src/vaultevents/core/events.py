@@ -1,0 +1,250 @@
+"""The six events: payloads, ids and bodies (interface §2.2 and §6, decisions E1-E16).
+
+A body is a pure function of chain data and the registry. It is encoded once, when the event is committed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+
+from vaultevents.core.registry import Owner, Registry, Role
+from vaultevents.core.units import Address, Epoch, Hash32, Pubkey, ValidatorIndex, Wei, checksum, eth_text, hex_text
+
+ENCODING = 1
+"""Version of titles, messages, key order and encoding; kept in each event row (E16)."""
+
+SEVERITY = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class FundingReceived:
+    """All `EtherFunded` logs of one vault in one transaction (E3).
+
+    `position` counts the vault among the distinct emitters in that transaction, from 1.
+    """
+
+    event_type: ClassVar[str] = "funding_received"
+    role: ClassVar[Role] = Role.VAULT
+    tx_hash: Hash32
+    amount_wei: Wei
+    vault: Address
+    position: int
+
+    def id_suffix(self, vault_id: str) -> str:
+        ordinal = f"_{self.position}" if self.position > 1 else ""
+        return hex_text(self.tx_hash).upper() + ordinal
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "tx_hash": hex_text(self.tx_hash),
+            "amount_wei": str(self.amount_wei),
+            "staking_vault_address": checksum(self.vault),
+        }
+
+    def words(self, vault_id: str) -> tuple[str, str]:
+        return "Funding received", f"Vault {vault_id} received {eth_text(self.amount_wei)} ETH."
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatorActivated:
+    """A validator's `activation_epoch` is reached."""
+
+    event_type: ClassVar[str] = "validator_activated"
+    role: ClassVar[Role] = Role.VAULT
+    validator_index: ValidatorIndex
+    validator_pubkey: Pubkey
+    epoch: Epoch
+
+    def id_suffix(self, vault_id: str) -> str:
+        return str(self.validator_index)
+
+    def fields(self) -> dict[str, Any]:
+        return _validator_fields(self)
+
+    def words(self, vault_id: str) -> tuple[str, str]:
+        text = f"Validator {self.validator_index} of vault {vault_id} became active in epoch {self.epoch}."
+        return "Validator activated", text
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatorExited:
+    """A validator's `exit_epoch` is reached."""
+
+    event_type: ClassVar[str] = "validator_exited"
+    role: ClassVar[Role] = Role.VAULT
+    validator_index: ValidatorIndex
+    validator_pubkey: Pubkey
+    epoch: Epoch
+
+    def id_suffix(self, vault_id: str) -> str:
+        return str(self.validator_index)
+
+    def fields(self) -> dict[str, Any]:
+        return _validator_fields(self)
+
+    def words(self, vault_id: str) -> tuple[str, str]:
+        text = f"Validator {self.validator_index} of vault {vault_id} exited in epoch {self.epoch}."
+        return "Validator exited", text
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatorWithdrawalCompleted:
+    """All withdrawals of one validator in one epoch (E4)."""
+
+    event_type: ClassVar[str] = "validator_withdrawal_completed"
+    role: ClassVar[Role] = Role.VAULT
+    validator_index: ValidatorIndex
+    validator_pubkey: Pubkey
+    epoch: Epoch
+    amount_wei: Wei
+
+    def id_suffix(self, vault_id: str) -> str:
+        return f"{self.validator_index}_{self.epoch}"
+
+    def fields(self) -> dict[str, Any]:
+        return {**_validator_fields(self), "amount_eth": eth_text(self.amount_wei)}
+
+    def words(self, vault_id: str) -> tuple[str, str]:
+        amount = eth_text(self.amount_wei)
+        text = f"{amount} ETH moved from validator {self.validator_index} to vault {vault_id} in epoch {self.epoch}."
+        return "Validator withdrawal completed", text
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawalClaimed:
+    """A `WithdrawalClaimed` log of a vault's withdrawal queue."""
+
+    event_type: ClassVar[str] = "withdrawal_claimed"
+    role: ClassVar[Role] = Role.QUEUE
+    tx_hash: Hash32
+    request_id: int
+    recipient: Address
+    owner: Address
+    amount_wei: Wei
+    queue: Address
+
+    def id_suffix(self, vault_id: str) -> str:
+        return f"{checksum(self.queue)}_{self.request_id}"
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "tx_hash": hex_text(self.tx_hash),
+            "request_id": str(self.request_id),
+            "recipient": checksum(self.recipient),
+            "owner": checksum(self.owner),
+            "amount_eth": eth_text(self.amount_wei),
+            "withdrawal_queue_address": checksum(self.queue),
+        }
+
+    def words(self, vault_id: str) -> tuple[str, str]:
+        amount = eth_text(self.amount_wei)
+        return "Withdrawal claimed", f"Withdrawal request {self.request_id} of vault {vault_id} paid {amount} ETH."
+
+
+@dataclass(frozen=True, slots=True)
+class ReportUpdateAvailable:
+    """A published oracle report contains the vault; `calldata` applies it (C6, E13)."""
+
+    event_type: ClassVar[str] = "report_update_available"
+    role: ClassVar[Role] = Role.VAULT
+    calldata: bytes
+    report_timestamp: int
+
+    def id_suffix(self, vault_id: str) -> str:
+        return f"{vault_id}_{self.report_timestamp}"
+
+    def fields(self) -> dict[str, Any]:
+        return {"calldata": hex_text(self.calldata), "report_timestamp": str(self.report_timestamp)}
+
+    def words(self, vault_id: str) -> tuple[str, str]:
+        text = f"An oracle report with timestamp {self.report_timestamp} was published for vault {vault_id}."
+        return "Report update available", text
+
+
+def _validator_fields(payload: ValidatorActivated | ValidatorExited | ValidatorWithdrawalCompleted) -> dict[str, Any]:
+    return {
+        "validator_index": payload.validator_index,
+        "validator_pubkey": hex_text(payload.validator_pubkey),
+        "epoch": payload.epoch,
+    }
+
+
+Payload = (
+    FundingReceived
+    | ValidatorActivated
+    | ValidatorExited
+    | ValidatorWithdrawalCompleted
+    | WithdrawalClaimed
+    | ReportUpdateAvailable
+)
+
+PAYLOADS: tuple[type[Payload], ...] = (
+    FundingReceived,
+    ValidatorActivated,
+    ValidatorExited,
+    ValidatorWithdrawalCompleted,
+    WithdrawalClaimed,
+    ReportUpdateAvailable,
+)
+EVENT_TYPES = tuple(payload.event_type for payload in PAYLOADS)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Something seen on the chain that is not yet anyone's.
+
+    `address` is the vault, for a claim its queue; `block` and `at_ms` are those of the moment named in E2.
+    """
+
+    address: Address
+    block: int
+    at_ms: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An observation and the vault whose event it is."""
+
+    owner: Owner
+    observation: Observation
+
+    @property
+    def event_type(self) -> str:
+        return self.observation.payload.event_type
+
+    @property
+    def id(self) -> str:
+        """`<event_type>_<account_ref_id>_<suffix>`: the deduplication key (interface §2.2)."""
+        suffix = self.observation.payload.id_suffix(self.owner.vault_id)
+        return f"{self.event_type}_{self.owner.account_id}_{suffix}"
+
+
+def project(observation: Observation, registry: Registry) -> list[Event]:
+    """The events of one observation: one for each registered vault that it belongs to at its block (E12, C7)."""
+    owners = registry.owners(observation.payload.role, observation.address, observation.block)
+    return [Event(owner, observation) for owner in owners]
+
+
+def encode(event: Event, encoding: int = ENCODING) -> bytes:
+    """The body: compact UTF-8 JSON, keys in the order of interface §2.2, payload keys in that of §6 (E11, E16)."""
+    if encoding != 1:
+        raise ValueError(f"encoding {encoding} is not known to this version")
+    observation, owner = event.observation, event.owner
+    title, message = observation.payload.words(owner.vault_id)
+    return msgspec.json.encode(
+        {
+            "id": event.id,
+            "account_ref_id": owner.account_id,
+            "staking_vault_id": owner.vault_id,
+            "event_type": event.event_type,
+            "severity": SEVERITY,
+            "title": title,
+            "message": message,
+            "payload": observation.payload.fields(),
+            "created_at": observation.at_ms,
+        }
+    )

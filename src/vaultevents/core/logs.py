@@ -1,0 +1,138 @@
+"""Contract logs: topics, blooms, and the fold from raw logs to observations (decisions C2, C8, E3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from eth_hash.auto import keccak
+
+from vaultevents.core.errors import UndecodableLog
+from vaultevents.core.events import FundingReceived, Observation, WithdrawalClaimed
+from vaultevents.core.registry import Watched
+from vaultevents.core.units import Address, Hash32, Wei, checksum, hex_text
+
+ETHER_FUNDED = Hash32(keccak(b"EtherFunded(uint256)"))
+WITHDRAWAL_CLAIMED = Hash32(keccak(b"WithdrawalClaimed(uint256,address,address,uint256)"))
+TOPICS = (ETHER_FUNDED, WITHDRAWAL_CLAIMED)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What we use of an execution block header; `logs_bloom` has 256 bytes."""
+
+    number: int
+    hash: Hash32
+    parent_hash: Hash32
+    timestamp_s: int
+    logs_bloom: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One log as a node reports it; `timestamp_s` where the node adds `blockTimestamp`."""
+
+    address: Address
+    topics: tuple[Hash32, ...]
+    data: bytes
+    block_number: int
+    block_hash: Hash32
+    tx_hash: Hash32
+    log_index: int
+    timestamp_s: int | None = None
+
+
+def _bloom_bits(value: bytes) -> int:
+    digest = keccak(value)
+    bits = 0
+    for at in (0, 2, 4):
+        bits |= 1 << (int.from_bytes(digest[at : at + 2]) & 2047)
+    return bits
+
+
+def bloom_may_hold(bloom: bytes, *values: bytes) -> bool:
+    """False proves that no log of the block has all of `values` as address or topics (Yellow Paper §4.3.1)."""
+    have = int.from_bytes(bloom)
+    return all((bits := _bloom_bits(value)) & have == bits for value in values)
+
+
+def bloom_of(logs: Iterable[Log]) -> bytes:
+    """The bloom of a whole block, from all of its logs."""
+    bits = 0
+    for log in logs:
+        for value in (log.address, *log.topics):
+            bits |= _bloom_bits(value)
+    return bits.to_bytes(256)
+
+
+def is_watched(log: Log, watched: Watched) -> bool:
+    """Whether this log is one of the two contract events at an address that is registered in that role (C7, C10)."""
+    topic = log.topics[0] if log.topics else b""
+    return (topic == ETHER_FUNDED and log.address in watched.vaults) or (
+        topic == WITHDRAWAL_CLAIMED and log.address in watched.queues
+    )
+
+
+def fold(logs: Iterable[Log], times_s: Mapping[int, int], watched: Watched) -> list[Observation]:
+    """The observations of a whole span, in chain order.
+
+    `logs` are all logs of the two topics in the span, whoever emitted them: the position of a funded vault counts
+    every distinct emitter of its transaction (E3). `times_s` maps the blocks of watched logs to their times.
+    Raises `UndecodableLog` for a watched log of another form (C8).
+    """
+    emitters: dict[Hash32, dict[Address, int]] = {}
+    funded: dict[tuple[Hash32, Address], list[Log]] = {}
+    placed: list[tuple[int, int, Observation]] = []
+    for log in sorted(logs, key=lambda log: (log.block_number, log.log_index)):
+        if log.topics[0] == ETHER_FUNDED:
+            order = emitters.setdefault(log.tx_hash, {})
+            order.setdefault(log.address, len(order) + 1)
+        if not is_watched(log, watched):
+            continue
+        if log.topics[0] == ETHER_FUNDED:
+            funded.setdefault((log.tx_hash, log.address), []).append(log)
+        else:
+            placed.append((log.block_number, log.log_index, _observation(log, times_s, _claim(log))))
+    for (tx_hash, vault), parts in funded.items():
+        amount = Wei(sum(_amount_wei(part, topics=1) for part in parts))
+        payload = FundingReceived(tx_hash, amount, vault, emitters[tx_hash][vault])
+        first = parts[0]
+        placed.append((first.block_number, first.log_index, _observation(first, times_s, payload)))
+    return [observation for *_, observation in sorted(placed, key=lambda place: place[:2])]
+
+
+def _observation(log: Log, times_s: Mapping[int, int], payload: FundingReceived | WithdrawalClaimed) -> Observation:
+    return Observation(log.address, log.block_number, times_s[log.block_number] * 1000, payload)
+
+
+def _claim(log: Log) -> WithdrawalClaimed:
+    amount = _amount_wei(log, topics=4)
+    _, request_id, owner, recipient = log.topics
+    return WithdrawalClaimed(
+        tx_hash=log.tx_hash,
+        request_id=int.from_bytes(request_id),
+        recipient=_topic_address(log, recipient),
+        owner=_topic_address(log, owner),
+        amount_wei=amount,
+        queue=log.address,
+    )
+
+
+def _amount_wei(log: Log, topics: int) -> Wei:
+    if len(log.topics) != topics or len(log.data) != 32:
+        raise _undecodable(log, f"has {len(log.topics)} topics and {len(log.data)} bytes, not {topics} and 32")
+    return Wei(int.from_bytes(log.data))
+
+
+def _topic_address(log: Log, topic: bytes) -> Address:
+    if any(topic[:12]):
+        raise _undecodable(log, f"has {hex_text(topic)} where an address belongs")
+    return Address(topic[12:])
+
+
+def _undecodable(log: Log, why: str) -> UndecodableLog:
+    return UndecodableLog(
+        f"the log {log.log_index} of {checksum(log.address)} in transaction {hex_text(log.tx_hash)} "
+        f"(block {log.block_number}) {why}: the contract may have been upgraded; nothing was skipped, the stream "
+        "'logs' waits here until a version of vaultevents that knows the new form is installed"
+    )

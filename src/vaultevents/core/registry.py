@@ -1,0 +1,114 @@
+"""Who watches what: accounts, their vaults, and the spans of blocks for which these are registered (E9, E12)."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vaultevents.core.errors import InputError
+from vaultevents.core.spans import Span
+from vaultevents.core.units import Address
+
+_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
+
+
+def check_id(text: str, what: str) -> str:
+    """An account or vault id: 1 to 64 letters, digits and hyphens (E9); raises `InputError`."""
+    if not _ID.fullmatch(text):
+        raise InputError(
+            f"'{text}' cannot be {what}: use 1 to 64 letters, digits and hyphens "
+            "('_' joins the parts of event ids and '.' those of the signed content, so neither can be allowed)"
+        )
+    return text
+
+
+class Role(StrEnum):
+    """As what an address is registered."""
+
+    VAULT = "vault"
+    QUEUE = "queue"
+
+
+@dataclass(frozen=True, slots=True)
+class VaultSpan:
+    """One registration: events of blocks `first`..`last` exist (open while `last` is None).
+
+    Those of blocks before `deliver_from` are stored but sent to nobody (D13, `--no-deliver`).
+    """
+
+    first: int
+    last: int | None = None
+    deliver_from: int = 0
+
+    def covers(self, block: int) -> bool:
+        return self.first <= block and (self.last is None or block <= self.last)
+
+    def overlaps(self, span: Span) -> bool:
+        return self.first <= span.last and (self.last is None or span.first <= self.last)
+
+
+@dataclass(frozen=True, slots=True)
+class Vault:
+    """A staking vault of one account, with its withdrawal queue where there is one."""
+
+    account_id: str
+    id: str
+    address: Address
+    queue: Address | None
+    spans: tuple[VaultSpan, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Owner:
+    """Whose event it is; `quiet` events are stored and sent to nobody."""
+
+    account_id: str
+    vault_id: str
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Addresses whose logs matter in some span."""
+
+    vaults: frozenset[Address]
+    queues: frozenset[Address]
+
+    def __bool__(self) -> bool:
+        return bool(self.vaults or self.queues)
+
+
+class Registry:
+    """An immutable snapshot; `version` grows with each change of what is registered (C9)."""
+
+    __slots__ = ("_by_address", "vaults", "version")
+
+    def __init__(self, version: int, vaults: Iterable[Vault]) -> None:
+        self.version = version
+        self.vaults = tuple(vaults)
+        index: dict[tuple[Role, Address], list[Vault]] = defaultdict(list)
+        for vault in self.vaults:
+            index[Role.VAULT, vault.address].append(vault)
+            if vault.queue is not None:
+                index[Role.QUEUE, vault.queue].append(vault)
+        self._by_address: Mapping[tuple[Role, Address], list[Vault]] = dict(index)
+
+    def owners(self, role: Role, address: Address, block: int) -> list[Owner]:
+        """Each vault for which something at `address` in `block` is an event; every one once, sorted."""
+        found = []
+        for vault in self._by_address.get((role, address), ()):
+            spans = [span for span in vault.spans if span.covers(block)]
+            if spans:
+                found.append(Owner(vault.account_id, vault.id, all(block < span.deliver_from for span in spans)))
+        return sorted(found)
+
+    def watched(self, span: Span) -> Watched:
+        """The addresses that somebody has registered for a block of `span`."""
+        live = [vault for vault in self.vaults if any(own.overlaps(span) for own in vault.spans)]
+        return Watched(
+            frozenset(vault.address for vault in live),
+            frozenset(vault.queue for vault in live if vault.queue is not None),
+        )
