@@ -4,10 +4,11 @@
     ├── OperatorError            a person must mend it; its text is one sentence that says what to do; exit code 1
     │   ├── ConfigError            a setting
     │   ├── InputError             an argument, an address, an id, a URL
-    │   ├── DatabaseUnusable       unreachable, of a newer or altered schema, no disk
+    │   ├── DatabaseUnusable       of a newer or altered schema, too old, wrong key
     │   ├── WrongNetwork           a node of another chain than the one this database is pinned to (E10)
     │   └── StreamStopped          a stream that must not go on by itself (C8)
     │       └── UndecodableLog       a log of a watched address that is not of the known form
+    ├── DatabaseUnavailable      lost or busy: start the transaction over from its reads
     └── SourceUnavailable        an upstream cannot answer now; try again, another node first
         ├── RangeTooLarge          the node wants a smaller block range or answer
         └── NodeFault              an answer that contradicts itself or the chain (C2): the node is set aside
@@ -48,6 +49,10 @@ class StreamStopped(OperatorError):
 
 class UndecodableLog(StreamStopped):
     """A log of a watched address does not have the known number of topics or data length."""
+
+
+class DatabaseUnavailable(VaulteventsError):
+    """The database is gone, busy or full. Whether a commit took place is unknown: start over from the reads."""
 
 
 class SourceUnavailable(VaulteventsError):

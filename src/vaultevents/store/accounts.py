@@ -1,0 +1,261 @@
+"""Accounts and vaults: what is registered, for which blocks, and the backfills that a registration brings (C9, E12)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from vaultevents.core.errors import InputError
+from vaultevents.core.registry import Registry, Vault, VaultSpan, check_id
+from vaultevents.core.spans import Span, subtract
+from vaultevents.core.units import Address, checksum
+from vaultevents.store.pool import Connection, Database
+
+STREAMS = ("logs",)
+"""Streams that a vault's registration concerns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    id: str
+    name: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """What a registration changed: the vault as it is now, and the blocks that will be read again for it."""
+
+    vault: Vault
+    backfills: tuple[Span, ...]
+
+
+async def add_account(database: Database, account_id: str, name: str) -> Account:
+    check_id(account_id, "an account id")
+    async with database.transaction() as connection:
+        await lock_registry(connection)
+        row = await connection.fetchrow(
+            "insert into accounts (id, name) values ($1, $2) on conflict do nothing returning *", account_id, name
+        )
+    if row is None:
+        raise InputError(f"there is already an account '{account_id}': ids never change, so choose another one")
+    return Account(**row)
+
+
+async def accounts(database: Database) -> list[Account]:
+    async with database.transaction() as connection:
+        return [Account(**row) for row in await connection.fetch("select * from accounts order by id")]
+
+
+async def require_account(connection: Connection, account_id: str) -> None:
+    if not await connection.fetchval("select 1 from accounts where id = $1", account_id):
+        raise InputError(f"there is no account '{account_id}': add it with 'vaultevents account add {account_id}'")
+
+
+async def lock_registry(connection: Connection) -> None:
+    """Waits until no commit of events is under way and keeps new ones out until this transaction ends (C9, D9)."""
+    await connection.execute("select 1 from registry for update")
+
+
+async def load_registry(connection: Connection) -> Registry:
+    """The registry as it is now; a commit names its version (C9)."""
+    version = await connection.fetchval("select version from registry")
+    return Registry(version, await _vaults(connection))
+
+
+async def registry(database: Database) -> Registry:
+    async with database.transaction() as connection:
+        # one snapshot: no registration may fall between version and vaults
+        await connection.execute("set transaction isolation level repeatable read")
+        return await load_registry(connection)
+
+
+async def add_vault(
+    database: Database,
+    account_id: str,
+    vault_id: str,
+    address: Address,
+    queue: Address | None,
+    first_block: int,
+    *,
+    deliver: bool = True,
+) -> Registered:
+    """Registers a vault from `first_block` on, or amends one: an earlier start, or a queue it did not have.
+
+    What lies between its start and the live cursor of a stream is read by a backfill, written in this transaction.
+    With `deliver=False` the events of that part are stored and sent to nobody (D13).
+    Raises `InputError`.
+    """
+    check_id(vault_id, "a vault id")
+    async with database.transaction() as connection:
+        await lock_registry(connection)
+        await require_account(connection, account_id)
+        before = {vault.id: vault for vault in await _vaults(connection, account_id)}
+        _check_addresses(vault_id, address, queue, before.values())
+        old = before.get(vault_id)
+        deliver_from = 0 if deliver else await _live_start(connection)
+        if old is None:
+            await connection.execute(
+                "insert into vaults (account_id, id, address, queue) values ($1, $2, $3, $4)",
+                account_id,
+                vault_id,
+                address,
+                queue,
+            )
+        gains_queue = old is not None and queue is not None and old.queue is None
+        if gains_queue:
+            await connection.execute(
+                "update vaults set queue = $3 where account_id = $1 and id = $2", account_id, vault_id, queue
+            )
+            await connection.execute(
+                "update vault_spans set deliver_from = greatest(deliver_from, $3)"
+                " where account_id = $1 and vault_id = $2",
+                account_id,
+                vault_id,
+                deliver_from,
+            )
+        gains_blocks = await _open_span(connection, account_id, vault_id, old, first_block, deliver_from)
+        if not (gains_queue or gains_blocks):
+            raise InputError(f"vault '{vault_id}' of account '{account_id}' is already registered like this")
+        await connection.execute("update registry set version = version + 1")
+        vault = next(vault for vault in await _vaults(connection, account_id) if vault.id == vault_id)
+        begin = min(span.first for span in vault.spans) if gains_queue else first_block
+        return Registered(vault, tuple(await _backfill(connection, begin)))
+
+
+async def remove_vault(database: Database, account_id: str, vault_id: str, last_block: int) -> Vault:
+    """Closes the open span at `last_block`, or at the live cursor where that is further; deletes nothing (E12)."""
+    async with database.transaction() as connection:
+        await lock_registry(connection)
+        live = await connection.fetchval("select max(position) from cursors where kind = 'live' and stream = 'logs'")
+        done = await connection.execute(
+            "update vault_spans set last_block = greatest($3::bigint, $4, first_block - 1)"
+            " where account_id = $1 and vault_id = $2 and last_block is null",
+            account_id,
+            vault_id,
+            last_block,
+            live,
+        )
+        if done == "UPDATE 0":
+            raise InputError(f"account '{account_id}' has no vault '{vault_id}' that is registered now")
+        await connection.execute("update registry set version = version + 1")
+        return next(vault for vault in await _vaults(connection, account_id) if vault.id == vault_id)
+
+
+async def open_stream(database: Database, stream: str, head: int, anchor: str | None) -> None:
+    """Makes the live cursor of a stream at `head`, once, with one backfill for all that was registered before it."""
+    async with database.transaction() as connection:
+        await lock_registry(connection)
+        made = await connection.fetchval(
+            "insert into cursors (stream, kind, first, position, anchor) values ($1, 'live', $2::bigint + 1, $2, $3)"
+            " on conflict do nothing returning id",
+            stream,
+            head,
+            anchor,
+        )
+        begin = await connection.fetchval("select min(first_block) from vault_spans")
+        if made and begin is not None:
+            await _backfill(connection, begin, (stream,))
+
+
+async def _vaults(connection: Connection, account_id: str | None = None) -> list[Vault]:
+    spans = defaultdict(list)
+    for row in await connection.fetch(
+        "select * from vault_spans where account_id = $1 or $1 is null order by account_id, vault_id, ordinal",
+        account_id,
+    ):
+        span = VaultSpan(row["first_block"], row["last_block"], row["deliver_from"])
+        spans[row["account_id"], row["vault_id"]].append(span)
+    rows = await connection.fetch(
+        "select account_id, id, address, queue from vaults where account_id = $1 or $1 is null order by account_id, id",
+        account_id,
+    )
+    return [
+        Vault(
+            row["account_id"],
+            row["id"],
+            Address(row["address"]),
+            Address(row["queue"]) if row["queue"] is not None else None,
+            tuple(spans[row["account_id"], row["id"]]),
+        )
+        for row in rows
+    ]
+
+
+def _check_addresses(vault_id: str, address: Address, queue: Address | None, vaults: Iterable[Vault]) -> None:
+    """Within one account an id, a vault address and a queue address occur once each and never change (E9, E12)."""
+    for vault in vaults:
+        same = vault.id == vault_id
+        if same and vault.address != address:
+            raise InputError(
+                f"vault '{vault_id}' has the address {checksum(vault.address)}, which never changes: "
+                "register the other address under another id"
+            )
+        if same and queue is not None and vault.queue not in (None, queue):
+            raise InputError(
+                f"vault '{vault_id}' has the withdrawal queue {checksum(vault.queue)}, which never changes"
+            )
+        if not same and vault.address == address:
+            raise InputError(f"{checksum(address)} is already registered in this account, as vault '{vault.id}'")
+        if not same and queue is not None and vault.queue == queue:
+            raise InputError(f"{checksum(queue)} is already the withdrawal queue of vault '{vault.id}'")
+
+
+async def _live_start(connection: Connection) -> int:
+    position = await connection.fetchval("select max(position) from cursors where kind = 'live' and stream = 'logs'")
+    if position is None:
+        raise InputError("nothing has been read yet, so nothing can be left undelivered: start 'vaultevents run' first")
+    return int(position) + 1
+
+
+async def _open_span(
+    connection: Connection, account_id: str, vault_id: str, old: Vault | None, first_block: int, deliver_from: int
+) -> bool:
+    """Opens a span, or moves the start of the open one back; False when there is nothing to change."""
+    open_span = next((span for span in old.spans if span.last is None), None) if old else None
+    if open_span is None:
+        await connection.execute(
+            "insert into vault_spans (account_id, vault_id, ordinal, first_block, deliver_from)"
+            " values ($1, $2, $3, $4, $5)",
+            account_id,
+            vault_id,
+            len(old.spans) + 1 if old else 1,
+            first_block,
+            deliver_from,
+        )
+        return True
+    if first_block >= open_span.first:
+        return False
+    await connection.execute(
+        "update vault_spans set first_block = $3, deliver_from = greatest(deliver_from, $4)"
+        " where account_id = $1 and vault_id = $2 and last_block is null",
+        account_id,
+        vault_id,
+        first_block,
+        min(open_span.first, deliver_from),
+    )
+    return True
+
+
+async def _backfill(connection: Connection, first: int, streams: Sequence[str] = STREAMS) -> list[Span]:
+    """One backfill for each part of `first`..live cursor that no open backfill is going to read anyway."""
+    made = []
+    for stream in streams:
+        position = await connection.fetchval("select position from cursors where stream = $1 and kind = 'live'", stream)
+        if position is None or first > position:
+            continue
+        pending = await connection.fetch(
+            "select position, stop from cursors where stream = $1 and kind = 'backfill' and position < stop", stream
+        )
+        for gap in subtract(Span(first, position), [Span(row["position"] + 1, row["stop"]) for row in pending]):
+            await connection.execute(
+                "insert into cursors (stream, kind, first, position, stop)"
+                " values ($1, 'backfill', $2::bigint, $2 - 1, $3)",
+                stream,
+                gap.first,
+                gap.last,
+            )
+            made.append(gap)
+    return made

@@ -1,0 +1,225 @@
+"""The outbox: events, their deliveries and the cursor commit in one transaction (P1, C9, D9, E11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from vaultevents.core.errors import InputError
+from vaultevents.core.events import ENCODING, Event, encode
+from vaultevents.core.registry import Registry
+from vaultevents.core.spans import Span
+from vaultevents.core.webhooks import Webhook, matches
+from vaultevents.store.accounts import registry
+from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database
+from vaultevents.store.webhooks import active_webhooks
+
+Kind = Literal["live", "backfill", "replay"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far a stream is read: `position` is done, and the next span must link to `anchor`.
+
+    `stop` is where a backfill or a replay ends; live has none.
+    """
+
+    id: int
+    stream: str
+    kind: Kind
+    first: int
+    position: int
+    anchor: str | None
+    stop: int | None
+
+    def moved(self, position: int, anchor: str | None) -> Cursor:
+        return replace(self, position=position, anchor=anchor)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What became of the events of one span: stored now, already there and the same, or stored otherwise (ids)."""
+
+    inserted: int = 0
+    identical: int = 0
+    different: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Another writer moved the cursor, or the registry changed: nothing was written, read again."""
+
+
+class Outbox:
+    """All writes of the watchers."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._registry: Registry | None = None
+
+    async def registry(self) -> Registry:
+        """The registry as it is now; read again only when its version changed."""
+        async with self.database.transaction() as connection:
+            version = await connection.fetchval("select version from registry")
+        if self._registry is None or self._registry.version != version:
+            self._registry = await registry(self.database)
+        return self._registry
+
+    async def live(self, stream: str) -> Cursor | None:
+        async with self.database.transaction() as connection:
+            row = await connection.fetchrow(f"{_SELECT} where stream = $1 and kind = 'live'", stream)
+        return _cursor(row) if row else None
+
+    async def backfills(self, stream: str) -> list[Cursor]:
+        """The backfills of a stream that are not done, oldest first."""
+        async with self.database.transaction() as connection:
+            rows = await connection.fetch(
+                f"{_SELECT} where stream = $1 and kind = 'backfill' and position < stop order by id", stream
+            )
+        return [_cursor(row) for row in rows]
+
+    async def cursor(self, cursor_id: int) -> Cursor:
+        """The stored state of a cursor."""
+        async with self.database.transaction() as connection:
+            return _cursor(await connection.fetchrow(f"{_SELECT} where id = $1", cursor_id))
+
+    async def begin_replay(self, stream: str, span: Span) -> Cursor:
+        """A cursor of its own for one replay; `end_replay` removes it."""
+        async with self.database.transaction() as connection:
+            row = await connection.fetchrow(
+                "insert into cursors (stream, kind, first, position, stop)"
+                " values ($1, 'replay', $2::bigint, $2 - 1, $3)"
+                " returning id, stream, kind, first, position, anchor, stop",
+                stream,
+                span.first,
+                span.last,
+            )
+        return _cursor(row)
+
+    async def end_replay(self, cursor: Cursor) -> None:
+        async with self.database.transaction() as connection:
+            await connection.execute("delete from cursors where id = $1 and kind = 'replay'", cursor.id)
+
+    async def commit(
+        self, old: Cursor, new: Cursor, events: Iterable[Event], registry_version: int, *, deliver: bool = True
+    ) -> Committed | Lost:
+        """Stores the events of one span with their deliveries and moves the cursor from `old` to `new`.
+
+        Only if the cursor and the registry are still these; otherwise `Lost` and nothing is written. An event that
+        is already stored stays as it is and is never delivered again by this (D13).
+        """
+        ordered = sorted(events, key=lambda event: (event.owner.account_id, event.id))
+        async with self.database.transaction() as connection:
+            # keeps registrations and webhook changes out until the end
+            state = await connection.fetchrow("select version, filter_revision from registry for share")
+            if state["version"] != registry_version or not await self._move(connection, old, new):
+                return Lost()
+            if not ordered:
+                return Committed()
+            if not deliver:
+                await _refuse_silencing(connection, new)
+            first = {_key(event): event for event in reversed(ordered)}  # a queue may emit one claim twice: first wins
+            stored = await _insert(connection, list(first.values())[::-1], state["filter_revision"], deliver=deliver)
+            await _fan_out(connection, [(seq, first[key]) for key, seq in stored.items()] if deliver else [])
+            others = [event for event in ordered if _key(event) not in stored or first[_key(event)] is not event]
+            different = await _different(connection, others)
+        return Committed(len(stored), len(others) - len(different), different)
+
+    async def _move(self, connection: Connection, old: Cursor, new: Cursor) -> bool:
+        moved = await connection.fetchval(
+            "update cursors set position = $4, anchor = $5, updated_at = db_now()"
+            " where id = $1 and position = $2 and anchor is not distinct from $3 returning id",
+            old.id,
+            old.position,
+            old.anchor,
+            new.position,
+            new.anchor,
+        )
+        return moved is not None
+
+
+_SELECT = "select id, stream, kind, first, position, anchor, stop from cursors"
+
+
+def _cursor(row: object) -> Cursor:
+    return Cursor(**row)  # type: ignore[arg-type]
+
+
+def _key(event: Event) -> tuple[str, str]:
+    return event.owner.account_id, event.id
+
+
+async def _refuse_silencing(connection: Connection, cursor: Cursor) -> None:
+    live = await connection.fetchval("select position from cursors where stream = $1 and kind = 'live'", cursor.stream)
+    if live is None or cursor.position > live:
+        raise InputError(
+            f"blocks beyond {live} are still to be read live, and replaying them undelivered would silence their "
+            "events: end the range there, or replay without --no-deliver"
+        )
+
+
+async def _insert(
+    connection: Connection, events: Sequence[Event], filter_revision: int, *, deliver: bool
+) -> dict[tuple[str, str], int]:
+    """Stores what is not there yet, in id order so that two writers never wait for each other; key → seq."""
+    rows = await connection.fetch(
+        "insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, body, quiet,"
+        " encoding, filter_revision)"
+        " select *, $9, $10 from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[],"
+        " $7::bytea[], $8::boolean[])"
+        " on conflict (account_id, id) do nothing returning account_id, id, seq",
+        [event.owner.account_id for event in events],
+        [event.id for event in events],
+        [event.owner.vault_id for event in events],
+        [event.event_type for event in events],
+        [event.observation.block for event in events],
+        [event.observation.at_ms for event in events],
+        [encode(event) for event in events],
+        [event.owner.quiet or not deliver for event in events],
+        ENCODING,
+        filter_revision,
+    )
+    return {(row["account_id"], row["id"]): row["seq"] for row in rows}
+
+
+async def _fan_out(connection: Connection, fresh: Sequence[tuple[int, Event]]) -> None:
+    """One delivery for each webhook whose filter matches now (D9)."""
+    fresh = [(seq, event) for seq, event in fresh if not event.owner.quiet]
+    if not fresh:
+        return
+    webhooks: dict[str, list[Webhook]] = {}
+    for webhook in await active_webhooks(connection, {event.owner.account_id for _, event in fresh}):
+        webhooks.setdefault(webhook.account_id, []).append(webhook)
+    pairs = [
+        (seq, webhook.id)
+        for seq, event in fresh
+        for webhook in webhooks.get(event.owner.account_id, ())
+        if matches(webhook, event)
+    ]
+    if not pairs:
+        return
+    await connection.execute(
+        "insert into deliveries (event_seq, webhook_id, state, next_attempt_at)"
+        " select p.seq, p.webhook_id, 'scheduled', greatest(db_now(), w.parked_until)"
+        " from unnest($1::bigint[], $2::text[]) as p (seq, webhook_id) join webhooks w on w.id = p.webhook_id",
+        [seq for seq, _ in pairs],
+        [webhook_id for _, webhook_id in pairs],
+    )
+    await connection.execute("select pg_notify($1, '')", DELIVERIES_CHANNEL)
+
+
+async def _different(connection: Connection, events: Sequence[Event]) -> tuple[str, ...]:
+    """Ids of the events that are stored with another body than their row's version of the encoding gives (E16)."""
+    if not events:
+        return ()
+    rows = await connection.fetch(
+        "select e.account_id, e.id, e.encoding, e.body from events e"
+        " join unnest($1::text[], $2::text[]) as k (account_id, id) using (account_id, id)",
+        [event.owner.account_id for event in events],
+        [event.id for event in events],
+    )
+    stored = {(row["account_id"], row["id"]): row for row in rows}
+    return tuple(
+        event.id for event in events if encode(event, stored[_key(event)]["encoding"]) != stored[_key(event)]["body"]
+    )

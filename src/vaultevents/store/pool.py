@@ -1,0 +1,196 @@
+"""The connection pool, and the numbered migrations that run when it opens."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, TypeAlias
+
+import asyncpg
+
+from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable, InputError
+
+Connection: TypeAlias = asyncpg.Connection
+
+MINIMUM_MAJOR = 15
+MIGRATION_LOCK = 0x7661756C74  # "vault"
+COMMAND_TIMEOUT_S = 30.0
+DELIVERIES_CHANNEL = "vaultevents_deliveries"
+
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_LOST = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.InsufficientResourcesError,  # too many connections, no space left
+    asyncpg.TransactionRollbackError,  # deadlock, serialisation
+    asyncpg.ReadOnlySQLTransactionError,
+)
+
+
+class Database:
+    """A pool on one schema. Every use goes through `transaction()`, which tells a loss from a surprise."""
+
+    def __init__(self, pool: asyncpg.Pool, target: Mapping[str, Any]) -> None:
+        self._pool = pool
+        self._target = target
+        self.lost = asyncio.Event()
+        """Set when a connection was lost: whoever looks after the server may want to know."""
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Connection]:
+        """One read-committed transaction.
+
+        Raises `DatabaseUnavailable` when the server is gone, full or asks to try again; whether the commit took
+        place is then unknown, so the caller starts over from its reads (reliability I28).
+        """
+        connection = None
+        try:
+            async with self._pool.acquire(timeout=COMMAND_TIMEOUT_S) as connection, connection.transaction():
+                yield connection
+        except _LOST as error:
+            misuse = isinstance(error, asyncpg.InterfaceError) and connection and not connection.is_closed()
+            if misuse:
+                raise
+            self.lost.set()
+            raise DatabaseUnavailable(f"lost the database: {reason(error)}") from error
+
+    async def listen(self, channel: str, wake: Callable[[], None]) -> asyncpg.Connection:
+        """A connection of its own (never the pool's) that calls `wake` at each NOTIFY; the caller closes it."""
+        try:
+            connection = await asyncpg.connect(**self._target)
+            await connection.add_listener(channel, lambda *_: wake())
+        except _LOST as error:
+            self.lost.set()
+            raise DatabaseUnavailable(f"lost the database: {reason(error)}") from error
+        return connection
+
+    async def close(self) -> None:
+        try:
+            await asyncio.wait_for(self._pool.close(), 10)
+        except _LOST:
+            self._pool.terminate()
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong in one line, without the address or the password."""
+    first = str(error).strip().splitlines()
+    return first[0] if first else type(error).__name__
+
+
+async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents", pool_size: int = 8) -> Database:
+    """Connects, brings the schema up to date and returns the pool.
+
+    `target` is what `asyncpg.connect` takes: `{"dsn": …}` or host, port, user, password, database.
+    Raises `DatabaseUnusable` with what to do.
+    """
+    if not _SCHEMA.fullmatch(schema):
+        raise InputError(f"'{schema}' cannot be a schema name: use lower-case letters, digits and '_'")
+    full = {
+        **target,
+        "command_timeout": COMMAND_TIMEOUT_S,
+        "server_settings": {"search_path": schema, "application_name": "vaultevents", "timezone": "UTC"},
+    }
+    try:
+        connection = await asyncpg.connect(**full)
+        try:
+            await migrate(connection, schema)
+        finally:
+            await connection.close()
+        pool = await asyncpg.create_pool(**full, min_size=1, max_size=pool_size)
+    except (asyncpg.ClientConfigurationError, ValueError) as error:
+        raise DatabaseUnusable(f"database_url cannot be understood: {reason(error)}") from None
+    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+        raise DatabaseUnusable(f"the database refuses the connection ({reason(error)}): mend database_url") from error
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise DatabaseUnusable(
+            f"the database user may not do what a migration needs ({reason(error)}): "
+            f"grant it CREATE on the database, or make the schema '{schema}' and give it to this user"
+        ) from error
+    except _LOST as error:
+        raise DatabaseUnusable(
+            f"cannot reach the database ({reason(error)}): start it, or mend database_url"
+        ) from error
+    return Database(pool, full)
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One numbered `.sql` file."""
+
+    number: int
+    name: str
+    sql: str
+
+    @property
+    def sha256(self) -> bytes:
+        return hashlib.sha256(self.sql.encode()).digest()
+
+
+def migrations() -> list[Migration]:
+    """The files of this version, by number; they are numbered 1, 2, 3 … without a gap."""
+    files = sorted(
+        (entry for entry in resources.files("vaultevents.store").joinpath("migrations").iterdir()),
+        key=lambda entry: entry.name,
+    )
+    known = [
+        Migration(int(entry.name.split("_")[0]), entry.name, entry.read_text(encoding="utf-8"))
+        for entry in files
+        if entry.name.endswith(".sql")
+    ]
+    if [migration.number for migration in known] != list(range(1, len(known) + 1)):
+        raise RuntimeError("migrations must be numbered 1, 2, 3 … without a gap")
+    return known
+
+
+async def migrate(connection: asyncpg.Connection, schema: str) -> None:
+    """Applies what is missing, each file in a transaction of its own, one process at a time (advisory lock)."""
+    major = connection.get_server_version().major
+    if major < MINIMUM_MAJOR:
+        raise DatabaseUnusable(f"PostgreSQL {major} is too old: vaultevents needs {MINIMUM_MAJOR} or newer")
+    await connection.execute("select pg_advisory_lock($1, hashtext($2))", MIGRATION_LOCK % 2**31, schema)
+    try:
+        if not await connection.fetchval("select 1 from pg_namespace where nspname = $1", schema):
+            await connection.execute(f'create schema "{schema}"')
+        await connection.execute(
+            "create table if not exists migrations (number integer primary key, name text not null,"
+            " sha256 bytea not null, applied_at timestamptz not null default clock_timestamp())"
+        )
+        rows = await connection.fetch("select number, name, sha256 from migrations order by number")
+        for migration in _missing({row["number"]: (row["name"], row["sha256"]) for row in rows}):
+            async with connection.transaction():
+                await connection.execute(migration.sql)
+                await connection.execute(
+                    "insert into migrations (number, name, sha256) values ($1, $2, $3)",
+                    migration.number,
+                    migration.name,
+                    migration.sha256,
+                )
+    finally:
+        await connection.execute("select pg_advisory_unlock($1, hashtext($2))", MIGRATION_LOCK % 2**31, schema)
+
+
+def _missing(applied: Mapping[int, tuple[str, bytes]]) -> list[Migration]:
+    known = migrations()
+    if newer := [name for number, (name, _) in applied.items() if number > len(known)]:
+        raise DatabaseUnusable(
+            f"this database was made by a newer vaultevents (it has the migration {newer[-1]}, this version knows "
+            f"{len(known)}): install that version or a newer one; nothing was changed"
+        )
+    if sorted(applied) != list(range(1, len(applied) + 1)):
+        raise DatabaseUnusable(f"the database lacks a migration in the middle (it has {sorted(applied)}): restore it")
+    for migration in known[: len(applied)]:
+        if applied[migration.number][1] != migration.sha256:
+            raise DatabaseUnusable(
+                f"the migration {migration.name} was applied with another content than this version has: "
+                "install the version that made this database, or restore the file"
+            )
+    return known[len(applied) :]

@@ -1,0 +1,1 @@
+"""Turns the world into event rows: sources read, `advance()` commits."""

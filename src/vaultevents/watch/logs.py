@@ -1,0 +1,27 @@
+"""Source `logs`: the two contract events (interface §6.2 and §6.6)."""
+
+from __future__ import annotations
+
+from vaultevents.chain.execution import ExecutionChain
+from vaultevents.core.logs import fold
+from vaultevents.core.registry import Registry
+from vaultevents.core.spans import Span
+from vaultevents.core.units import Hash32, hex_text
+from vaultevents.watch.watcher import Reading
+
+
+class LogsSource:
+    """Proven logs up to the configured head; the anchor is the hash of the last block that was read."""
+
+    stream = "logs"
+
+    def __init__(self, chain: ExecutionChain) -> None:
+        self._chain = chain
+
+    async def head(self) -> int:
+        return (await self._chain.head()).number
+
+    async def read(self, span: Span, anchor: str | None, registry: Registry) -> Reading:
+        watched = registry.watched(span)
+        found = await self._chain.read_logs(span, watched, Hash32(bytes.fromhex(anchor[2:])) if anchor else None)
+        return Reading(fold(found.logs, found.times_s, watched), hex_text(found.last.hash))

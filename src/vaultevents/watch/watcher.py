@@ -1,0 +1,142 @@
+"""The one path of live and replay: read a span, project it, commit it with the cursor (architecture §5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
+from vaultevents.core.events import Observation, project
+from vaultevents.core.registry import Registry
+from vaultevents.core.spans import Span, next_span
+from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
+
+log = structlog.get_logger("watch")
+
+BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a source saw in a span, and what the next span must link to."""
+
+    observations: Sequence[Observation]
+    anchor: str | None
+
+
+class Source(Protocol):
+    """One stream of chain data. It keeps no state of its own: all of it is in the cursor."""
+
+    stream: str
+
+    async def head(self) -> int:
+        """The last position that may be read now."""
+        ...
+
+    async def read(self, span: Span, anchor: str | None, registry: Registry) -> Reading:
+        """Everything in `span`, proven; no writes. Raises `SourceUnavailable` or `StreamStopped`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """A span is committed; the cursor is `cursor` now."""
+
+    cursor: Cursor
+    span: Span
+    committed: Committed
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The head has nothing new."""
+
+    head: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The cursor is at its stop."""
+
+
+Outcome = Advanced | Idle | Done | Lost
+
+
+async def advance(source: Source, outbox: Outbox, cursor: Cursor, step: int, *, deliver: bool = True) -> Outcome:
+    """Moves a cursor by one span of at most `step`; the only way in which events come to be."""
+    if cursor.stop is not None and cursor.position >= cursor.stop:
+        return Done()
+    head = await source.head()
+    span = next_span(cursor.position, head, step, cursor.stop)
+    if span is None:
+        return Idle(head)
+    registry = await outbox.registry()
+    reading = await source.read(span, cursor.anchor, registry)
+    events = [event for observation in reading.observations for event in project(observation, registry)]
+    new = cursor.moved(span.last, reading.anchor)
+    outcome = await outbox.commit(cursor, new, events, registry.version, deliver=deliver)
+    if isinstance(outcome, Lost):
+        return outcome
+    if outcome.different:
+        log.error("events_differ", stream=source.stream, span=str(span), ids=outcome.different)
+    return Advanced(new, span, outcome)
+
+
+async def run(
+    source: Source,
+    outbox: Outbox,
+    cursor: Cursor,
+    *,
+    step: int,
+    poll_s: float,
+    deliver: bool = True,
+    on_advance: Callable[[Advanced], None] = lambda _: None,
+) -> None:
+    """Advances one cursor until it is done; a live one never is. Waits and tries again when an upstream fails."""
+    failures = 0
+    while True:
+        try:
+            outcome = await advance(source, outbox, cursor, step, deliver=deliver)
+            if isinstance(outcome, Lost):
+                cursor = await outbox.cursor(cursor.id)
+        except (SourceUnavailable, DatabaseUnavailable) as error:
+            pause = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+            failures += 1
+            log.warning("stream_waits", stream=source.stream, problem=str(error), retry_in_s=pause)
+            await asyncio.sleep(pause)
+            continue
+        failures = 0
+        match outcome:
+            case Advanced():
+                cursor = outcome.cursor
+                on_advance(outcome)
+            case Idle():
+                await asyncio.sleep(poll_s)
+            case Done():
+                return
+
+
+async def run_backfills(
+    source: Source,
+    outbox: Outbox,
+    *,
+    step: int,
+    poll_s: float,
+    on_advance: Callable[[Advanced], None] = lambda _: None,
+) -> None:
+    """Works off the backfills of a stream, oldest first, as registrations bring them; never ends."""
+    while True:
+        try:
+            open_now = await outbox.backfills(source.stream)
+        except DatabaseUnavailable as error:
+            log.warning("stream_waits", stream=source.stream, problem=str(error), retry_in_s=poll_s)
+            open_now = []
+        for cursor in open_now:
+            log.info("backfill_started", stream=source.stream, first=cursor.position + 1, last=cursor.stop)
+            await run(source, outbox, cursor, step=step, poll_s=poll_s, on_advance=on_advance)
+            log.info("backfill_done", stream=source.stream, first=cursor.first, last=cursor.stop)
+        await asyncio.sleep(poll_s)
