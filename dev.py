@@ -2,7 +2,7 @@
 """Make the environment, then run: `python3 dev.py demo | test | check | bench NAME | <any vaultevents command>`.
 
 Standard library only, Python >= 3.11 with venv. Everything is installed into `.venv` beside this file from the
-hash-locked requirement files, and installed again only when a lock, this file or the interpreter changes.
+hash-locked requirement files, and installed again only when a lock or the interpreter changes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def environment(kind: str) -> None:
     """Brings `.venv` to the state of the lock of `kind`; 'test' contains all of 'core'."""
     base, lock = VENV / "stamp-base", ROOT / LOCKS[kind]
     stamp, want = VENV / f"stamp-{kind}", digest(lock)
-    python = digest(Path(__file__), ROOT / LOCKS["core"])
+    python = digest(ROOT / LOCKS["core"])
     if not base.is_file() or base.read_text() != python or not PYTHON.exists():
         create_venv()
         base.write_text(python)

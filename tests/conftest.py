@@ -1,11 +1,17 @@
-"""Rules that hold for every test: each is marked, and a unit test opens no socket."""
+"""Rules that hold for every test, and the servers that many of them share."""
 
 from __future__ import annotations
 
 import socket
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+from uuid import uuid4
 
 import pytest
+
+from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
+from vaultevents.store.pool import Database, open_database
 
 KINDS = {"unit", "property", "integration", "fault", "e2e"}
 
@@ -26,3 +32,52 @@ def _no_sockets_in_unit_tests(request: pytest.FixtureRequest, monkeypatch: pytes
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket.socket, "bind", refuse)
+
+
+def _server(factory: pytest.TempPathFactory, worker: str, major: Literal["18", "16"]) -> Iterator[ServerAddress]:
+    shared = factory.getbasetemp() if worker == "master" else factory.getbasetemp().parent  # one for all workers
+    with EmbeddedPostgres(shared / f"postgres-{major}", major=major, durable=False) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def postgres18(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[ServerAddress]:
+    """A throw-away PostgreSQL 18."""
+    yield from _server(tmp_path_factory, worker_id, "18")
+
+
+@pytest.fixture(scope="session")
+def postgres16(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[ServerAddress]:
+    """A throw-away PostgreSQL 16."""
+    yield from _server(tmp_path_factory, worker_id, "16")
+
+
+@pytest.fixture(params=["18", "16"])
+def any_postgres(request: pytest.FixtureRequest) -> ServerAddress:
+    """Each supported server in turn."""
+    address: ServerAddress = request.getfixturevalue(f"postgres{request.param}")
+    return address
+
+
+@pytest.fixture
+async def database(postgres18: ServerAddress) -> AsyncIterator[Database]:
+    """A schema of its own on PostgreSQL 18."""
+    async with fresh_schema(postgres18) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def any_database(any_postgres: ServerAddress) -> AsyncIterator[Database]:
+    """A schema of its own on each supported server in turn."""
+    async with fresh_schema(any_postgres) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def fresh_schema(address: ServerAddress) -> AsyncIterator[Database]:
+    """Opens a database on a new schema and closes it again."""
+    opened = await open_database(address.connect_kwargs(), schema=f"t_{uuid4().hex}")
+    try:
+        yield opened
+    finally:
+        await opened.close()

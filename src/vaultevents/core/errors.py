@@ -5,9 +5,11 @@
     │   ├── ConfigError            a setting
     │   ├── InputError             an argument, an address, an id, a URL
     │   ├── DatabaseUnusable       of a newer or altered schema, too old, wrong key
+    │   ├── SealBroken             a sealed secret does not open (core/sealing.py)
     │   ├── WrongNetwork           a node of another chain than the one this database is pinned to (E10)
     │   └── StreamStopped          a stream that must not go on by itself (C8)
     │       └── UndecodableLog       a log of a watched address that is not of the known form
+    ├── EgressRefused            a URL or address that may not be dialled (egress.py)
     ├── DatabaseUnavailable      lost or busy: start the transaction over from its reads
     └── SourceUnavailable        an upstream cannot answer now; try again, another node first
         ├── RangeTooLarge          the node wants a smaller block range or answer

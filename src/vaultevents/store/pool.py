@@ -63,15 +63,26 @@ class Database:
             self.lost.set()
             raise DatabaseUnavailable(f"lost the database: {reason(error)}") from error
 
-    async def listen(self, channel: str, wake: Callable[[], None]) -> asyncpg.Connection:
-        """A connection of its own (never the pool's) that calls `wake` at each NOTIFY; the caller closes it."""
+    async def listen(self, channel: str, wake: Callable[[], None]) -> None:
+        """Calls `wake` at each NOTIFY, on a connection of its own (never the pool's).
+
+        Goes on until that connection ends, then raises `DatabaseUnavailable`.
+        """
+        ended = asyncio.Event()
         try:
             connection = await asyncpg.connect(**self._target)
-            await connection.add_listener(channel, lambda *_: wake())
         except _LOST as error:
             self.lost.set()
             raise DatabaseUnavailable(f"lost the database: {reason(error)}") from error
-        return connection
+        try:
+            connection.add_termination_listener(lambda _: ended.set())
+            await connection.add_listener(channel, lambda *_: wake())
+            await ended.wait()
+        except _LOST as error:
+            raise DatabaseUnavailable(f"lost the database: {reason(error)}") from error
+        finally:
+            connection.terminate()
+        raise DatabaseUnavailable("lost the database: the listening connection ended")
 
     async def close(self) -> None:
         try:

@@ -52,7 +52,7 @@ async def create_webhook(database: Database, webhook: Webhook, secret: Secret, k
             "insert into webhook_secrets (webhook_id, key_id, sealed) values ($1, $2, $3)",
             webhook.id,
             key.id,
-            seal(key, secret.reveal().encode(), webhook.id.encode(), nonce),
+            seal(key, secret, webhook.id, nonce),
         )
         await _record_revision(connection, webhook.id)
 

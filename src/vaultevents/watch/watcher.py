@@ -94,9 +94,13 @@ async def run(
     step: int,
     poll_s: float,
     deliver: bool = True,
+    patience: int | None = None,
     on_advance: Callable[[Advanced], None] = lambda _: None,
 ) -> None:
-    """Advances one cursor until it is done; a live one never is. Waits and tries again when an upstream fails."""
+    """Advances one cursor until it is done; a live one never is.
+
+    When an upstream or the database fails it waits and tries again, up to `patience` times in a row (None: for ever).
+    """
     failures = 0
     while True:
         try:
@@ -104,6 +108,8 @@ async def run(
             if isinstance(outcome, Lost):
                 cursor = await outbox.cursor(cursor.id)
         except (SourceUnavailable, DatabaseUnavailable) as error:
+            if patience is not None and failures >= patience:
+                raise
             pause = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
             failures += 1
             log.warning("stream_waits", stream=source.stream, problem=str(error), retry_in_s=pause)

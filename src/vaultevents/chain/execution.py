@@ -1,0 +1,284 @@
+"""The execution layer as the watchers see it: heads, headers and proven logs, from nodes of which none is believed.
+
+Decisions C1 (which head), C2 (trust in the node), C10 (query shape), E10 (one network).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Literal
+
+import aiohttp
+
+from vaultevents.chain import proofs, wire
+from vaultevents.chain.endpoints import Counters, Endpoints, node_name
+from vaultevents.chain.jsonrpc import Answer, Call, Patience, RpcFailure, RpcNode, new_session
+from vaultevents.chain.parts import Terms, header_call, read_block
+from vaultevents.chain.refusals import RangeSize
+from vaultevents.chain.spanlogs import LogRange, read_span
+from vaultevents.core.errors import ConfigError, InputError, SourceUnavailable, WrongNetwork
+from vaultevents.core.logs import Header
+from vaultevents.core.registry import Watched
+from vaultevents.core.spans import Span
+from vaultevents.core.units import Address, Hash32, checksum, hex_text
+
+__all__ = ["ExecutionChain", "ExecutionOptions", "HeadPolicy", "Identity", "LogRange"]
+
+_OLD_STATE = re.compile(r"missing trie|\bstate|prun|histor|archive|available|\bolder\b|header not found", re.IGNORECASE)
+_NEAR_HEAD = re.compile(r"latest-([0-9]{1,6})")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPolicy:
+    """Up to which block is read: a block tag, and how many blocks before it (C1)."""
+
+    tag: Literal["finalized", "safe", "latest"] = "finalized"
+    depth: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> HeadPolicy:
+        """From `finalized`, `safe` or `latest-N`; raises `InputError` for anything else."""
+        if text == "finalized":
+            return cls("finalized")
+        if text == "safe":
+            return cls("safe")
+        if near := _NEAR_HEAD.fullmatch(text):
+            return cls("latest", int(near[1]))
+        raise InputError(f"'{text}' is not a head: write finalized, safe, or latest-N (for example latest-32)")
+
+    def __str__(self) -> str:
+        return f"latest-{self.depth}" if self.tag == "latest" else self.tag
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionOptions:
+    """Settings of the execution layer; the defaults fit a node of one's own on mainnet.
+
+    `headers`: `every` reads and links each header, `edges` those of each range's first and last block and of blocks
+    with watched logs. `suspicion_share`: of how many suspicious blocks (0 to 1) all logs are asked (C2).
+    `lone_rereads`: how often a node without a stand-in is asked blocks on which it contradicts itself.
+    """
+
+    headers: Literal["every", "edges"] = "every"
+    suspicion_share: float = 1.0
+    batch_size: int = 100
+    log_range_start: int = 1_000
+    log_range_max: int = 10_000
+    connect_timeout_s: float = 5.0
+    total_timeout_s: float = 30.0
+    answer_limit_bytes: int = 32 * 2**20
+    attempts: int = 3
+    retry_wait_s: float = 0.25
+    set_aside_s: float = 30.0
+    lone_rereads: int = 6
+
+    def __post_init__(self) -> None:
+        counts = (self.batch_size, self.log_range_start, self.log_range_max, self.attempts, self.lone_rereads)
+        if min(counts) < 1 or self.answer_limit_bytes < 1:
+            raise ConfigError("sizes, limits and attempts of the execution layer must be at least 1")
+        if min(self.connect_timeout_s, self.total_timeout_s) <= 0 or min(self.retry_wait_s, self.set_aside_s) < 0:
+            raise ConfigError("times of the execution layer cannot be negative, and its deadlines not 0")
+        if not 0 <= self.suspicion_share <= 1:
+            raise ConfigError("suspicion_share must be a number from 0 to 1")
+
+    @property
+    def patience(self) -> Patience:
+        return Patience(
+            self.connect_timeout_s,
+            self.total_timeout_s,
+            self.answer_limit_bytes,
+            self.batch_size,
+            self.attempts,
+            self.retry_wait_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What tells one network from another (E10)."""
+
+    chain_id: int
+    genesis_hash: Hash32
+
+    def __str__(self) -> str:
+        return f"chain id {self.chain_id} with block 0 {hex_text(self.genesis_hash)}"
+
+
+class ExecutionChain:
+    """Async context manager over the nodes of one network, the first URL preferred.
+
+    Every method raises `SourceUnavailable` when no node can answer (or its children `NodeFault`, `RangeTooLarge`),
+    and `WrongNetwork` when no node belongs to the expected network.
+    """
+
+    def __init__(self, urls: Sequence[str], *, head: HeadPolicy, options: ExecutionOptions | None = None) -> None:
+        self.counters = Counters()
+        self.nodes = tuple(node_name(url) for url in urls)
+        self._urls = tuple(urls)
+        self._head = head
+        self._options = options or ExecutionOptions()
+        self._expected: Identity | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._endpoints: Endpoints[RpcNode] | None = None
+        if len(set(self.nodes)) < len(self.nodes):
+            raise InputError("the same node URL is configured twice: a second opinion needs another node")
+        if not urls:
+            raise InputError("no execution node is configured: name the URL of at least one")
+
+    async def __aenter__(self) -> ExecutionChain:
+        options = self._options
+        self._session = new_session(options.patience)
+        nodes = [
+            RpcNode(
+                url,
+                self._session,
+                options.patience,
+                RangeSize(options.log_range_start, options.log_range_max),
+                self.counters,
+            )
+            for url in self._urls
+        ]
+        self._endpoints = Endpoints(nodes, self._admit, self.counters, set_aside_s=options.set_aside_s)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def _open(self) -> Endpoints[RpcNode]:
+        if self._endpoints is None:
+            raise RuntimeError("use 'async with ExecutionChain(...)'")
+        return self._endpoints
+
+    async def identity(self) -> Identity:
+        """Chain id and hash of block 0 of the node in use."""
+        return await self._open.ask(_identity)
+
+    def expect(self, identity: Identity) -> None:
+        """From now on no answer is taken from a node before it has shown this identity."""
+        self._expected = identity
+        self._open.forget_admissions()
+
+    async def _admit(self, node: RpcNode) -> None:
+        if self._expected is None:
+            return
+        shown = await _identity(node)
+        if shown != self._expected:
+            raise WrongNetwork(
+                f"{node.name} belongs to another network ({shown}) than this database ({self._expected}): "
+                "correct its URL, or use the database of that network"
+            )
+
+    async def head(self) -> Header:
+        """The header of the block up to which may be read. Never falls back to a less final one (C1)."""
+        return await self._open.ask(self._head_at)
+
+    async def _head_at(self, node: RpcNode) -> Header:
+        policy = self._head
+        (answer,) = await node.ask([Call("eth_getBlockByNumber", (policy.tag, False))])
+        found = None if isinstance(answer, RpcFailure) else wire.block(node.name, answer, number=None)
+        if found is None:
+            why = f" ({answer})" if isinstance(answer, RpcFailure) else ""
+            raise SourceUnavailable(
+                node.name,
+                f"does not know its {policy.tag} block{why}; nothing less final is read instead: wait until the chain "
+                "finalizes, or check that the node follows a consensus client",
+            )
+        if policy.depth == 0:
+            return found.header
+        return await _header(node, max(0, found.header.number - policy.depth))
+
+    async def header(self, number: int) -> Header:
+        """The header at a height; `SourceUnavailable` when no node has it."""
+        return await self._open.ask(partial(_header, number=number))
+
+    async def read_logs(self, span: Span, watched: Watched, anchor: Hash32 | None) -> LogRange:
+        """All logs of the two topics in `span`, from any emitter, proven as C2 says and all from one node.
+
+        `anchor` is the hash of the block before the span, to which its first block must be linked. With nothing
+        watched only the header of the last block is read (C10).
+        """
+        if not watched:
+            return LogRange([], {}, await self.header(span.last))
+        options = self._options
+        terms = Terms(
+            watched,
+            proofs.pair_masks(watched),
+            options.headers == "every",
+            options.suspicion_share,
+            options.lone_rereads,
+            options.batch_size,
+            self.counters,
+        )
+
+        async def read(node: RpcNode) -> LogRange:
+            return await read_span(node, self._open, span, anchor, terms)
+
+        return await self._open.ask(read)
+
+    async def creation_block(self, address: Address) -> int:
+        """The first block after which `address` has code, up to the head.
+
+        Raises `InputError` when it has none, and when no node keeps the old state that the search needs.
+        """
+        question = partial(self._first_code, address)
+
+        async def search(node: RpcNode) -> int | RpcFailure:
+            found = await question(node)
+            again = await self._open.ask_another(node, question) if isinstance(found, RpcFailure) else None
+            return again if isinstance(again, int) else found
+
+        found = await self._open.ask(search)
+        if isinstance(found, RpcFailure):
+            raise InputError(
+                f"the creation block of {checksum(address)} cannot be found, because no node in use keeps old state "
+                f"({found}): give a block number instead"
+            )
+        return found
+
+    async def _first_code(self, address: Address, node: RpcNode) -> int | RpcFailure:
+        """By bisection: code stays once it is there. The failure is that of a node without the state of a block."""
+        last = (await self._head_at(node)).number
+        has_code = await _has_code(node, address, last)
+        if isinstance(has_code, RpcFailure):
+            raise SourceUnavailable(node.name, f"cannot tell whether {checksum(address)} is a contract: {has_code}")
+        if not has_code:
+            raise InputError(f"{checksum(address)} has no code at the {self._head} block {last}: check the address")
+        first = 0
+        while first < last:
+            middle = (first + last) // 2
+            has_code = await _has_code(node, address, middle)
+            if isinstance(has_code, RpcFailure):
+                if _OLD_STATE.search(has_code.message):
+                    return has_code
+                raise SourceUnavailable(node.name, f"cannot give the code at block {middle}: {has_code}")
+            first, last = (first, middle) if has_code else (middle + 1, last)
+        return first
+
+
+async def _header(node: RpcNode, number: int) -> Header:
+    (answer,) = await node.ask([header_call(number)])
+    return read_block(node, number, answer).header
+
+
+async def _identity(node: RpcNode) -> Identity:
+    chain_id, genesis = await node.ask([Call("eth_chainId"), header_call(0)])
+    if isinstance(chain_id, RpcFailure):
+        raise SourceUnavailable(node.name, f"cannot tell its chain id: {chain_id}")
+    number = wire.quantity(node.name, "the chain id", wire.text(node.name, "the chain id", chain_id))
+    return Identity(number, read_block(node, 0, genesis).header.hash)
+
+
+async def _has_code(node: RpcNode, address: Address, number: int) -> bool | RpcFailure:
+    answer: Answer
+    (answer,) = await node.ask([Call("eth_getCode", (hex_text(address), hex(number)))])
+    if isinstance(answer, RpcFailure):
+        return answer
+    return bool(wire.data(node.name, "the code", wire.text(node.name, "the code", answer)))

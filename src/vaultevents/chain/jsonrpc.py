@@ -1,0 +1,255 @@
+"""One JSON-RPC node over HTTP: batches, answers matched by id, deadlines, a cap on what is read, no URL in any error.
+
+No redirect is followed, no proxy is taken from the environment, and answers are asked for without compression, so
+that the cap on an answer is the cap on memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from vaultevents.chain.endpoints import MAX_RETRY_AFTER_S, Counters, Passing, TooSlow, node_name, patiently, scrub
+from vaultevents.chain.refusals import RangeSize, Refusal, classify
+from vaultevents.core.errors import NodeFault, RangeTooLarge, SourceUnavailable
+
+_CHUNK_BYTES = 65536
+_HEADERS = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
+_NO_BATCH_STATUS = frozenset({400, 405, 415, 422, 501})
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long and how much one node is waited for, and how often it is asked again after a passing fault."""
+
+    connect_s: float = 5.0
+    total_s: float = 30.0
+    answer_bytes: int = 32 * 2**20
+    batch_size: int = 100
+    attempts: int = 3
+    wait_s: float = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One method call."""
+
+    method: str
+    params: tuple[Any, ...] = ()
+
+    @property
+    def is_log_range(self) -> bool:
+        return self.method == "eth_getLogs" and "fromBlock" in self.params[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RpcFailure:
+    """An error answer to one call; `message` is scrubbed."""
+
+    code: int
+    message: str
+
+    @property
+    def refusal(self) -> Refusal:
+        return classify(self.code, self.message)
+
+    def __str__(self) -> str:
+        return f"error {self.code} '{self.message}'"
+
+
+Answer = msgspec.Raw | RpcFailure
+
+
+class _Split(Enum):
+    """Why a batch got no answer as a whole: the node takes fewer calls at once, or all answers are too large."""
+
+    CALLS = "calls"
+    BYTES = "bytes"
+
+
+class _Error(msgspec.Struct):
+    code: int = 0
+    message: str | None = None
+
+
+class _Reply(msgspec.Struct):
+    id: int | str | float | None = None
+    result: msgspec.Raw = msgspec.Raw(b"")
+    error: _Error | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    status: int
+    retry_after_s: float | None
+    content: bytearray | None  # None when it was more than the cap
+
+
+_REPLIES = msgspec.json.Decoder(list[_Reply] | _Reply)
+
+
+def new_session(patience: Patience) -> aiohttp.ClientSession:
+    """A session for all nodes of an upstream: deadlines, no cookies, no proxy from the environment."""
+    timeout = aiohttp.ClientTimeout(total=patience.total_s, sock_connect=patience.connect_s)
+    return aiohttp.ClientSession(
+        timeout=timeout, trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, headers=_HEADERS
+    )
+
+
+class RpcNode:
+    """One node. `name` is its redacted name, `log_range` what was learned about its eth_getLogs limit."""
+
+    def __init__(
+        self, url: str, session: aiohttp.ClientSession, patience: Patience, log_range: RangeSize, counters: Counters
+    ) -> None:
+        self.name = node_name(url)
+        self.log_range = log_range
+        self._url = url
+        self._session = session
+        self._patience = patience
+        self._counters = counters
+        self._batch_size = patience.batch_size
+        self._ids = itertools.count(1)
+
+    async def ask(self, calls: Sequence[Call], at_most: int | None = None) -> list[Answer]:
+        """The answers in the order of `calls`, in batches of at most `at_most` and of what the node was seen to take.
+
+        Raises `SourceUnavailable`, `RangeTooLarge` for one call whose answer (or for a log range, whose batch) is
+        more than is read, `NodeFault` for an answer that is not JSON-RPC or does not match the calls.
+        """
+        answers: list[Answer] = []
+        at_most = at_most or len(calls)
+        while len(answers) < len(calls):
+            part = calls[len(answers) : len(answers) + min(at_most, self._batch_size)]
+            outcome = await patiently(
+                partial(self._exchange, part), self._patience.attempts, self._patience.wait_s, self._counters
+            )
+            match outcome:
+                case _Split.CALLS:
+                    self._batch_size = max(1, len(part) // 2)
+                case _Split.BYTES:
+                    at_most = max(1, len(part) // 2)
+                case _:
+                    answers += outcome
+        return answers
+
+    async def _exchange(self, calls: Sequence[Call]) -> list[Answer] | _Split:
+        ids = [next(self._ids) for _ in calls]
+        payload = [
+            {"jsonrpc": "2.0", "id": at, "method": call.method, "params": call.params}
+            for at, call in zip(ids, calls, strict=True)
+        ]
+        self._counters.requests += 1
+        exchange = await self._post(msgspec.json.encode(payload if len(calls) > 1 else payload[0]))
+        if exchange.content is None or exchange.status == 413:
+            return self._too_large(calls)
+        if exchange.status == 429:
+            raise self._rate_limited("HTTP status 429", exchange.retry_after_s)
+        replies = self._replies(exchange, batch=len(calls) > 1)
+        if isinstance(replies, _Split):
+            return replies
+        return self._matched(calls, ids, replies)
+
+    async def _post(self, body: bytes) -> _Exchange:
+        problem: SourceUnavailable
+        try:
+            async with self._session.post(self._url, data=body, allow_redirects=False) as response:
+                content = await self._read(response)
+                return _Exchange(response.status, _seconds(response.headers.get("retry-after")), content)
+        except aiohttp.ConnectionTimeoutError:
+            problem = SourceUnavailable(self.name, f"cannot be connected to within {self._patience.connect_s:g} s")
+        except TimeoutError:
+            problem = TooSlow(self.name, f"gives no whole answer within {self._patience.total_s:g} s")
+        except aiohttp.ClientPayloadError:
+            problem = Passing(self.name, "breaks off in the middle of an answer")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            problem = Passing(self.name, f"cannot be reached ({type(error).__name__})")
+        raise problem  # outside of the handler: aiohttp's exception carries the URL and must not hang on to this one
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytearray | None:
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            raise SourceUnavailable(self.name, "compresses its answers although it was asked not to")
+        content = bytearray()
+        async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+            content += chunk
+            if len(content) > self._patience.answer_bytes:
+                response.close()
+                return None
+        return content
+
+    def _too_large(self, calls: Sequence[Call]) -> _Split:
+        if len(calls) > 1 and not any(call.is_log_range for call in calls):
+            return _Split.BYTES
+        raise RangeTooLarge(self.name, f"its answer to {calls[0].method} is too large")
+
+    def _rate_limited(self, problem: str, retry_after_s: float | None) -> SourceUnavailable:
+        if retry_after_s is not None and retry_after_s > MAX_RETRY_AFTER_S:
+            return SourceUnavailable(self.name, f"limits the rate of requests for {retry_after_s:g} s ({problem})")
+        return Passing(self.name, f"limits the rate of requests ({problem})", retry_after_s or 0.0)
+
+    def _replies(self, exchange: _Exchange, *, batch: bool) -> list[_Reply] | _Split:
+        status, content = exchange.status, exchange.content or b""
+        try:
+            replies = _REPLIES.decode(content)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            replies = None
+        if isinstance(replies, list):
+            return replies
+        if isinstance(replies, _Reply) and not (batch and replies.error is None):
+            failure = self._failure(replies)
+            if batch and failure is not None and failure.refusal is not Refusal.RATE:
+                return _Split.CALLS
+            return [replies]
+        if batch and (status in _NO_BATCH_STATUS or b"batch" in content[:1000].lower()):
+            return _Split.CALLS
+        if status >= 500:
+            raise Passing(self.name, f"HTTP status {status}")
+        if status != 200:
+            raise SourceUnavailable(self.name, f"HTTP status {status}; is the URL (with its key) right?")
+        raise NodeFault(self.name, f"an answer of {len(content)} bytes that is not JSON-RPC")
+
+    def _failure(self, reply: _Reply) -> RpcFailure | None:
+        match reply.error:
+            case None:
+                return None
+            case str(message):
+                return RpcFailure(0, scrub(message, self._url))
+            case error:
+                return RpcFailure(error.code, scrub(error.message or "", self._url))
+
+    def _matched(self, calls: Sequence[Call], ids: Sequence[int], replies: Sequence[_Reply]) -> list[Answer] | _Split:
+        failures = {at: failure for at, reply in enumerate(replies) if (failure := self._failure(reply))}
+        refusals = {failure.refusal: failure for failure in failures.values()}
+        if Refusal.RATE in refusals:
+            raise self._rate_limited(str(refusals[Refusal.RATE]), None)
+        if Refusal.BATCH in refusals and len(calls) > 1:
+            return _Split.CALLS
+        if len(replies) == 1 and len(calls) == 1 and replies[0].id is None and failures:
+            return [failures[0]]  # a server that could not read the id answers null (JSON-RPC 2.0 §5)
+        by_id: dict[object, Answer] = {}
+        for at, reply in enumerate(replies):
+            if reply.id not in ids or isinstance(reply.id, float) or reply.id in by_id:
+                raise NodeFault(self.name, "an answer with an id that was not asked, or was answered before")
+            by_id[reply.id] = failures.get(at, reply.result)
+            if at not in failures and not len(memoryview(reply.result)):
+                raise NodeFault(self.name, "an answer with neither a result nor an error")
+        if len(by_id) < len(ids):
+            raise NodeFault(self.name, f"only {len(by_id)} answers to {len(ids)} calls")
+        if len(calls) > 1 and any(
+            refused.refusal is Refusal.SIZE and not call.is_log_range
+            for call, at in zip(calls, ids, strict=True)
+            if isinstance(refused := by_id[at], RpcFailure)
+        ):
+            return _Split.BYTES
+        return [by_id[at] for at in ids]
+
+
+def _seconds(text: str | None) -> float | None:
+    return float(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else None

@@ -1,0 +1,122 @@
+"""The logs of a span from one node, proven as decision C2 says: the node's answers are held against each other.
+
+range ─▶ logs + the header of the range's last block, in one batch
+      ─▶ headers: every one, or those of the edges and of blocks with watched logs; linked, times rising
+      ─▶ doubtful blocks again by hash (settling.py)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from vaultevents.chain import proofs
+from vaultevents.chain.endpoints import Endpoints, TooSlow
+from vaultevents.chain.jsonrpc import RpcNode
+from vaultevents.chain.parts import Part, Terms, add_blocks, header_call, note_blocks, range_call, read_logs
+from vaultevents.chain.settling import settle
+from vaultevents.core.errors import RangeTooLarge
+from vaultevents.core.logs import Header, Log
+from vaultevents.core.spans import Span
+from vaultevents.core.units import Hash32
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """All logs of the two topics in a span, whoever emitted them, in chain order (C10, E3).
+
+    `times_s` has the time of each block with a watched log; `last` is the header of the span's last block.
+    """
+
+    logs: list[Log]
+    times_s: dict[int, int]
+    last: Header
+
+
+async def read_span(
+    node: RpcNode, nodes: Endpoints[RpcNode], span: Span, anchor: Hash32 | None, terms: Terms
+) -> LogRange:
+    """Everything from `node`; the other `nodes` only confirm. The first block must link to `anchor` where it is given.
+
+    Raises `NodeFault` and `SourceUnavailable`; `RangeTooLarge` when not even one block can be had.
+    """
+    logs: list[Log] = []
+    times_s: dict[int, int] = {}
+    previous: Header | None = None
+    while previous is None or previous.number < span.last:
+        part = await _next_part(node, span.first if previous is None else previous.number + 1, span.last, terms)
+        if terms.every_header:
+            await add_blocks(node, part, range(part.span.first, part.span.last), terms)
+        await _read_watched_blocks(node, part, terms)
+        _check(node, part, previous, anchor)
+        if await settle(node, nodes, part, terms):
+            await _read_watched_blocks(node, part, terms)
+            _check(node, part, previous, anchor)
+        logs += [one.log for one in part.everything()]
+        times_s |= _times(part, terms)
+        previous = part.headers[part.span.last]
+    return LogRange(logs, times_s, previous)
+
+
+async def _next_part(node: RpcNode, first: int, last: int, terms: Terms) -> Part:
+    """The logs from block `first` on, over as many blocks as the node gives at once, and the edges' headers."""
+    while True:
+        span = Span(first, min(last, first + node.log_range.blocks - 1))
+        try:
+            part = await _ask_range(node, span, terms)
+        except RangeTooLarge as refusal:
+            terms.counters.ranges_refused += 1
+            if node.log_range.blocks >= len(span):  # it gave no hint
+                node.log_range.refused(len(span))
+            if len(span) == 1:
+                raise
+            _log.info("log_range_refused", node=node.name, blocks=len(span), problem=refusal.problem)
+        except TooSlow:
+            node.log_range.refused(len(span))  # it may be this range that takes the node too long
+            raise
+        else:
+            node.log_range.served(len(span))
+            return part
+
+
+async def _ask_range(node: RpcNode, span: Span, terms: Terms) -> Part:
+    edges = [span.last] if terms.every_header else sorted({span.first, span.last})
+    answers = await node.ask([range_call(span), *(header_call(number) for number in edges)])
+    part = Part(span, proofs.by_block(read_logs(node, answers[0], span)))
+    note_blocks(node, part, edges, answers[1:], terms)
+    return part
+
+
+async def _read_watched_blocks(node: RpcNode, part: Part, terms: Terms) -> None:
+    """Blocks with watched logs that were not read as such; those whose given time is usable need no header."""
+    known = set(part.tx_hashes) if terms.every_header else set(part.tx_hashes) | set(_given_times(part))
+    watched = proofs.watched_blocks(part.blocks, terms.watched)
+    await add_blocks(node, part, [number for number in watched if number not in known], terms)
+
+
+def _check(node: RpcNode, part: Part, previous: Header | None, anchor: Hash32 | None) -> None:
+    """All that must hold within what was read, and to what was read before it."""
+    headers = part.in_order()
+    first = part.headers.get(part.span.first)
+    if previous is None and anchor is not None and first is not None:
+        proofs.check_parent(node.name, first, anchor)
+    proofs.check_headers(node.name, headers if previous is None else [previous, *headers])
+    proofs.check_logs(node.name, part.everything(), part.span, part.headers)
+    for number, tx_hashes in part.tx_hashes.items():
+        proofs.check_transactions(node.name, part.found(number), tx_hashes)
+
+
+def _given_times(part: Part) -> dict[int, int]:
+    ends = [part.headers[number] for number in sorted({part.span.first, part.span.last})]
+    return proofs.usable_times(ends, part.blocks)
+
+
+def _times(part: Part, terms: Terms) -> dict[int, int]:
+    given = {} if terms.every_header else _given_times(part)
+    return {
+        number: part.headers[number].timestamp_s if number in part.headers else given[number]
+        for number in proofs.watched_blocks(part.blocks, terms.watched)
+    }

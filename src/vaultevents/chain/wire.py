@@ -1,0 +1,149 @@
+"""From a node's JSON to checked records: exact hex forms, exact lengths. All of these raise `NodeFault`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from vaultevents.core.errors import NodeFault
+from vaultevents.core.logs import Header, Log
+from vaultevents.core.units import Address, Hash32
+
+_QUANTITY = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
+BLOOM_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """A log and the place in its block that the node gives to its transaction."""
+
+    log: Log
+    tx_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A header and, where they were asked for, the hashes of the block's transactions in order."""
+
+    header: Header
+    tx_hashes: tuple[Hash32, ...] | None
+
+
+class _WireBlock(msgspec.Struct, rename="camel"):
+    number: str
+    hash: str
+    parent_hash: str
+    timestamp: str
+    logs_bloom: str
+    transactions: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _WireLog(msgspec.Struct, rename="camel"):
+    address: str
+    topics: list[str]
+    data: str
+    block_number: str
+    block_hash: str
+    transaction_hash: str
+    transaction_index: str
+    log_index: str
+    removed: bool = False
+    block_timestamp: str | None = None
+
+
+_BLOCK = msgspec.json.Decoder(_WireBlock)
+_LOGS = msgspec.json.Decoder(list[_WireLog])
+_TEXTS = msgspec.json.Decoder(list[str])
+_TEXT = msgspec.json.Decoder(str)
+
+Wire = TypeVar("Wire")
+
+
+def quantity(node: str, what: str, text: str) -> int:
+    """A JSON-RPC quantity of at most 64 bits: `0x` and 1 to 16 hexadecimal digits in any case."""
+    if not _QUANTITY.fullmatch(text):
+        raise NodeFault(node, f"{what} is {_shown(text)}, not a hexadecimal quantity of at most 64 bits")
+    return int(text, 16)
+
+
+def data(node: str, what: str, text: str, size: int | None = None) -> bytes:
+    """`0x` and an even number of hexadecimal digits in any case; exactly `size` bytes where it is given."""
+    if text[:2] in ("0x", "0X") and (size is None or len(text) == 2 + 2 * size):
+        try:
+            value = bytes.fromhex(text[2:])
+        except ValueError:
+            value = b""
+        if 2 * len(value) == len(text) - 2:  # fromhex skips white space
+            return value
+    form = "hexadecimal bytes" if size is None else f"{size} hexadecimal bytes"
+    raise NodeFault(node, f"{what} is {_shown(text)}, not {form}")
+
+
+def text(node: str, what: str, raw: msgspec.Raw) -> str:
+    """A JSON string."""
+    return _decoded(node, what, _TEXT, raw)
+
+
+def block(node: str, raw: msgspec.Raw, *, number: int | None, with_transactions: bool = False) -> Block | None:
+    """A block; None for `null`. It must have the `number` that was asked for."""
+    if bytes(memoryview(raw)[:5]) == b"null":
+        return None
+    what = "a block" if number is None else f"block {number}"
+    wire = _decoded(node, what, _BLOCK, raw)
+    header = Header(
+        number=quantity(node, f"the number of {what}", wire.number),
+        hash=Hash32(data(node, f"the hash of {what}", wire.hash, 32)),
+        parent_hash=Hash32(data(node, f"the parent hash of {what}", wire.parent_hash, 32)),
+        timestamp_s=quantity(node, f"the timestamp of {what}", wire.timestamp),
+        logs_bloom=data(node, f"the bloom of {what}", wire.logs_bloom, BLOOM_BYTES),
+    )
+    if number is not None and header.number != number:
+        raise NodeFault(node, f"asked for block {number}, it answered with block {header.number}")
+    return Block(header, _tx_hashes(node, what, wire.transactions) if with_transactions else None)
+
+
+def logs(node: str, raw: msgspec.Raw) -> list[Sighting]:
+    """The logs of an answer. A log that was removed by a reorganisation, or is pending, is a fault."""
+    return [_sighting(node, wire) for wire in _decoded(node, "the list of logs", _LOGS, raw)]
+
+
+def _tx_hashes(node: str, what: str, raw: msgspec.Raw) -> tuple[Hash32, ...]:
+    texts = _decoded(node, f"the list of transactions of {what}", _TEXTS, raw)
+    return tuple(Hash32(data(node, f"a transaction hash of {what}", text, 32)) for text in texts)
+
+
+def _sighting(node: str, wire: _WireLog) -> Sighting:
+    number = quantity(node, "the block number of a log", wire.block_number)
+    what = f"of a log in block {number}"
+    if wire.removed:
+        raise NodeFault(node, f"a log in block {number} is marked as removed")
+    if len(wire.topics) > 4:
+        raise NodeFault(node, f"a log in block {number} has {len(wire.topics)} topics")
+    log = Log(
+        address=Address(data(node, f"the address {what}", wire.address, 20)),
+        topics=tuple(Hash32(data(node, f"a topic {what}", topic, 32)) for topic in wire.topics),
+        data=data(node, f"the data {what}", wire.data),
+        block_number=number,
+        block_hash=Hash32(data(node, f"the block hash {what}", wire.block_hash, 32)),
+        tx_hash=Hash32(data(node, f"the transaction hash {what}", wire.transaction_hash, 32)),
+        log_index=quantity(node, f"the index {what}", wire.log_index),
+        timestamp_s=None
+        if wire.block_timestamp is None
+        else quantity(node, f"the block timestamp {what}", wire.block_timestamp),
+    )
+    return Sighting(log, quantity(node, f"the transaction index {what}", wire.transaction_index))
+
+
+def _decoded(node: str, what: str, decoder: msgspec.json.Decoder[Wire], raw: msgspec.Raw) -> Wire:
+    try:
+        return decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        problem = f"{what} does not have the known form ({_shown(str(error), 120)})"
+    raise NodeFault(node, problem)
+
+
+def _shown(text: str, most: int = 40) -> str:
+    return repr(text if len(text) <= most else f"{text[:most]}…")

@@ -1,0 +1,260 @@
+"""account, vault and webhook: operator administration, through the code that the HTTP API uses."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from vaultevents.chain.execution import HeadPolicy
+from vaultevents.cli.console import ConfigOption, JsonOption, put_json, put_table, say, settings_of
+from vaultevents.config import Settings
+from vaultevents.core.errors import InputError
+from vaultevents.core.registry import Vault
+from vaultevents.core.sealing import NONCE_BYTES, Secret
+from vaultevents.core.signing import SECRET_BYTES, new_secret
+from vaultevents.core.units import Address, checksum, parse_address
+from vaultevents.core.webhooks import Webhook, check_event_types, check_url
+from vaultevents.daemon import open_chain, open_store, url_rules
+from vaultevents.store import accounts, webhooks
+
+account = typer.Typer(help="Accounts, which own vaults and webhooks.", no_args_is_help=True)
+vault = typer.Typer(help="Staking vaults that are watched.", no_args_is_help=True)
+webhook = typer.Typer(help="Where events are delivered.", no_args_is_help=True)
+
+AccountArgument = Annotated[str, typer.Argument(help="The account's id: letters, digits, hyphens.", metavar="ACCOUNT")]
+VaultArgument = Annotated[str, typer.Argument(help="The vault's id: letters, digits, hyphens.", metavar="VAULT")]
+
+
+@account.command("add")
+def account_add(
+    account_id: AccountArgument,
+    name: Annotated[str | None, typer.Option(help="A name for people (default: the id).")] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add an account; its id is part of every event id and never changes."""
+    settings = settings_of(config)
+
+    async def work() -> accounts.Account:
+        async with open_store(settings) as store:
+            return await accounts.add_account(store.database, account_id, name or account_id)
+
+    added = asyncio.run(work())
+    if as_json:
+        put_json({"id": added.id, "name": added.name})
+    else:
+        say(f"Added account {added.id}.")
+
+
+@account.command("list")
+def account_list(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List all accounts."""
+    settings = settings_of(config)
+
+    async def work() -> list[accounts.Account]:
+        async with open_store(settings) as store:
+            return await accounts.accounts(store.database)
+
+    found = asyncio.run(work())
+    if as_json:
+        put_json({"accounts": [{"id": one.id, "name": one.name, "createdAt": one.created_at} for one in found]})
+    else:
+        rows = [(one.id, one.name, one.created_at.isoformat(timespec="seconds")) for one in found]
+        put_table(("id", "name", "created"), rows, "no accounts yet: 'vaultevents account add ACCOUNT'")
+
+
+@vault.command("add")
+def vault_add(
+    account_id: AccountArgument,
+    vault_id: VaultArgument,
+    address: Annotated[str, typer.Argument(help="The staking vault contract.")],
+    queue: Annotated[str | None, typer.Option(help="Its withdrawal queue contract.")] = None,
+    start_block: Annotated[
+        str, typer.Option(help="First block whose events exist: a number, 'now' or 'creation'.")
+    ] = "now",
+    deliver: Annotated[bool, typer.Option(help="Deliver events of blocks that were read before.")] = True,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch a vault from a block on; again with an earlier start or a queue to amend it."""
+    settings = settings_of(config)
+    contract = parse_address(address)
+    queue_contract = None if queue is None else parse_address(queue)
+    _refuse_core_queue(settings, queue_contract)
+
+    async def work() -> accounts.Registered:
+        async with open_store(settings) as store:
+            if start_block.isascii() and start_block.isdigit():
+                first = int(start_block)
+            elif start_block in ("now", "creation"):
+                async with open_chain(settings, store.database, head=HeadPolicy()) as chain:
+                    if start_block == "now":
+                        first = (await chain.head()).number + 1
+                    else:
+                        first = await chain.creation_block(contract)
+            else:
+                raise InputError(f"--start-block '{start_block}' is not a block number, 'now' or 'creation'")
+            return await accounts.add_vault(
+                store.database, account_id, vault_id, contract, queue_contract, first, deliver=deliver
+            )
+
+    done = asyncio.run(work())
+    backfills = [(span.first, span.last) for span in done.backfills]
+    if as_json:
+        put_json({**_vault_json(done.vault), "backfills": backfills})
+        return
+    open_span = done.vault.spans[-1]
+    say(f"Watching vault {vault_id} ({checksum(contract)}) for account {account_id} from block {open_span.first} on.")
+    for first, last in backfills:
+        say(f"Blocks {first} to {last} will be read again for it; 'vaultevents status' shows how far that is.")
+
+
+def _refuse_core_queue(settings: Settings, queue: Address | None) -> None:
+    if queue is not None and queue == settings.contracts.core_withdrawal_queue:
+        raise InputError(
+            f"{checksum(queue)} is the protocol's own withdrawal queue, which emits the claims of everybody: "
+            "name the queue of the vault's pool"
+        )
+
+
+@vault.command("list")
+def vault_list(
+    account_id: Annotated[str | None, typer.Argument(help="Only those of this account.", metavar="[ACCOUNT]")] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List vaults with the blocks for which they are registered."""
+    settings = settings_of(config)
+
+    async def work() -> Sequence[Vault]:
+        async with open_store(settings) as store:
+            return (await accounts.registry(store.database)).vaults
+
+    found = [one for one in asyncio.run(work()) if account_id in (None, one.account_id)]
+    if as_json:
+        put_json({"vaults": [_vault_json(one) for one in found]})
+        return
+    rows = [
+        (one.account_id, one.id, checksum(one.address), one.queue and checksum(one.queue), _spans_text(one))
+        for one in found
+    ]
+    put_table(("account", "vault", "address", "queue", "blocks"), rows, "no vaults yet: 'vaultevents vault add'")
+
+
+@vault.command("remove")
+def vault_remove(account_id: AccountArgument, vault_id: VaultArgument, config: ConfigOption = None) -> None:
+    """Stop watching a vault after the finalized block; nothing that is stored is deleted."""
+    settings = settings_of(config)
+
+    async def work() -> Vault:
+        async with open_store(settings) as store, open_chain(settings, store.database, head=HeadPolicy()) as chain:
+            last = (await chain.head()).number
+            return await accounts.remove_vault(store.database, account_id, vault_id, last)
+
+    removed = asyncio.run(work())
+    say(f"Vault {vault_id} of account {account_id} is registered for blocks {_spans_text(removed)} and no longer.")
+
+
+def _spans_text(one: Vault) -> str:
+    return ", ".join(f"{span.first}..{'' if span.last is None else span.last}" for span in one.spans)
+
+
+def _vault_json(one: Vault) -> dict[str, object]:
+    return {
+        "accountId": one.account_id,
+        "id": one.id,
+        "address": checksum(one.address),
+        "withdrawalQueueAddress": None if one.queue is None else checksum(one.queue),
+        "spans": [{"firstBlock": span.first, "lastBlock": span.last} for span in one.spans],
+    }
+
+
+@webhook.command("add")
+def webhook_add(
+    account_id: AccountArgument,
+    url: Annotated[str, typer.Argument(help="https URL that receives the events.")],
+    event_type: Annotated[list[str] | None, typer.Option(help="Only this type; may be repeated.")] = None,
+    vault_id: Annotated[list[str] | None, typer.Option("--vault", help="Only this vault; may be repeated.")] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add a webhook and show its signing secret, once."""
+    settings = settings_of(config)
+    added = Webhook(
+        id=f"wh-{secrets.token_hex(12)}",
+        account_id=account_id,
+        url=check_url(url, url_rules(settings)),
+        event_types=check_event_types(event_type),
+        vault_ids=tuple(dict.fromkeys(vault_id)) if vault_id else None,
+        active=True,
+    )
+    secret = Secret(new_secret(secrets.token_bytes(SECRET_BYTES)))
+
+    async def work() -> None:
+        async with open_store(settings) as store:
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            await webhooks.create_webhook(store.database, added, secret, store.key, nonce)
+
+    asyncio.run(work())
+    if as_json:
+        put_json({**_webhook_json(added), "secretToken": secret.reveal()})
+    else:
+        say(f"Added webhook {added.id}. Its secret, shown only now:")
+        say(secret.reveal())
+
+
+@webhook.command("list")
+def webhook_list(account_id: AccountArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List the webhooks of an account."""
+    settings = settings_of(config)
+
+    async def work() -> list[webhooks.StoredWebhook]:
+        async with open_store(settings) as store:
+            return await webhooks.list_webhooks(store.database, account_id)
+
+    found = asyncio.run(work())
+    if as_json:
+        put_json({"webhooks": [{**_webhook_json(one.webhook), "createdAt": one.created_at} for one in found]})
+        return
+    rows = [
+        (
+            one.webhook.id,
+            one.webhook.url,
+            "all" if one.webhook.event_types is None else ", ".join(one.webhook.event_types),
+            "all" if one.webhook.vault_ids is None else ", ".join(one.webhook.vault_ids),
+            "yes" if one.webhook.active else f"no ({one.disabled_reason or 'switched off'})",
+        )
+        for one in found
+    ]
+    put_table(("id", "url", "event types", "vaults", "active"), rows, "no webhooks yet: 'vaultevents webhook add'")
+
+
+@webhook.command("remove")
+def webhook_remove(
+    account_id: AccountArgument,
+    webhook_id: Annotated[str, typer.Argument(metavar="WEBHOOK")],
+    config: ConfigOption = None,
+) -> None:
+    """Delete a webhook: its secret is erased and what is pending for it is cancelled."""
+    settings = settings_of(config)
+
+    async def work() -> None:
+        async with open_store(settings) as store:
+            await webhooks.delete_webhook(store.database, account_id, webhook_id)
+
+    asyncio.run(work())
+    say(f"Deleted webhook {webhook_id}.")
+
+
+def _webhook_json(one: Webhook) -> dict[str, object]:
+    return {
+        "id": one.id,
+        "url": one.url,
+        "eventTypes": one.event_types,
+        "stakingVaultIds": one.vault_ids,
+        "active": one.active,
+    }

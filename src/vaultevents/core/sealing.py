@@ -1,0 +1,124 @@
+"""Secrets at rest and in memory (decisions D2, A14): sealed with AES-256-GCM, hashed with a key, never printed.
+
+Keys for the two uses are derived from one master key (HKDF-SHA256), so that neither use can weaken the other.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import re
+from typing import Final, NoReturn, SupportsIndex
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from vaultevents.core.errors import ConfigError, OperatorError
+
+KEY_BYTES: Final = 32
+NONCE_BYTES: Final = 12
+
+
+class SealBroken(OperatorError):
+    """A sealed secret does not open: altered, moved to another row, or sealed with another master key."""
+
+
+class Secret:
+    """A text that no log, format string, traceback of values or pickle shows; `reveal()` is the only way to it."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __str__(self) -> str:
+        return "***"
+
+    def __format__(self, spec: str) -> str:
+        return format("***", spec)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return hmac.compare_digest(self._text.encode(), other._text.encode())
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __bool__(self) -> bool:
+        return bool(self._text)
+
+    def __deepcopy__(self, memo: object) -> Secret:
+        return self
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError("a secret is not pickled")
+
+
+class MasterKey:
+    """The operator's key of 32 bytes. `id` names it in rows and reveals nothing of it."""
+
+    __slots__ = ("_cipher", "_hash_key", "id")
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a master key has {KEY_BYTES} bytes, got {len(key)}")
+        self.id: Final = _derive(key, b"id").hex()[:16]
+        self._cipher: Final = AESGCM(_derive(key, b"seal"))
+        self._hash_key: Final = _derive(key, b"keyed hash")
+
+    def __repr__(self) -> str:
+        return f"MasterKey(id={self.id})"
+
+
+def _derive(key: bytes, use: bytes) -> bytes:
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=b"vaultevents " + use).derive(key)
+
+
+def parse_master_key(text: str) -> MasterKey:
+    """A master key as base64 (either alphabet, padded or not) or hex; raises `ConfigError`, which never quotes it."""
+    text = text.strip()
+    if re.fullmatch(r"[0-9a-fA-F]{64}", text):
+        return MasterKey(bytes.fromhex(text))
+    encoded = text.rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ConfigError(
+            f"the master key must be {KEY_BYTES} bytes in base64 or hex: make one with 'openssl rand -base64 32'"
+        )
+    return MasterKey(key)
+
+
+def seal(key: MasterKey, secret: Secret, aad: str, nonce: bytes) -> bytes:
+    """`nonce`, ciphertext and tag as one value for the row named by `aad`; `nonce` is 12 fresh random bytes."""
+    if len(nonce) != NONCE_BYTES:
+        raise ValueError(f"a nonce has {NONCE_BYTES} bytes, got {len(nonce)}")
+    return nonce + key._cipher.encrypt(nonce, secret.reveal().encode(), aad.encode())
+
+
+def open_sealed(key: MasterKey, blob: bytes, aad: str) -> Secret:
+    """What was sealed for the row `aad` with this key; raises `SealBroken`."""
+    try:
+        return Secret(key._cipher.decrypt(blob[:NONCE_BYTES], blob[NONCE_BYTES:], aad.encode()).decode())
+    except (InvalidTag, ValueError):
+        raise SealBroken(
+            f"the secret of {aad} does not open with master key {key.id}: use the key it was sealed with, "
+            "or restore the row from a backup if it was altered or moved"
+        ) from None
+
+
+def keyed_hash(key: MasterKey, text: str) -> bytes:
+    """HMAC-SHA256, 32 bytes: how API keys are stored (A14). Compare with `hmac.compare_digest`."""
+    return hmac.digest(key._hash_key, text.encode(), "sha256")

@@ -1,0 +1,53 @@
+"""What contracts do in a transaction, and the logs that this leaves (onchain events of vaults and queues)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from eth_hash.auto import keccak
+
+from vaultevents.devnet.blocks import Log
+
+ETHER_FUNDED_TOPIC = keccak(b"EtherFunded(uint256)")
+WITHDRAWAL_CLAIMED_TOPIC = keccak(b"WithdrawalClaimed(uint256,address,address,uint256)")
+
+
+@dataclass(frozen=True, slots=True)
+class Funding:
+    """`EtherFunded(amount)` emitted by a vault, or by a foreign contract that has the same event."""
+
+    vault: bytes
+    amount_wei: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """`WithdrawalClaimed(requestId, owner, recipient, amountOfETH)` of a withdrawal queue."""
+
+    queue: bytes
+    request_id: int
+    owner: bytes
+    recipient: bytes
+    amount_wei: int
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A foreign contract's log with the first topic of `EtherFunded` and another layout."""
+
+    emitter: bytes
+
+
+Act = Funding | Claim | Malformed
+
+
+def log_of(act: Act) -> Log:
+    """The log of an act, ABI-encoded as the contracts do."""
+    match act:
+        case Funding(vault, amount_wei):
+            return Log(vault, (ETHER_FUNDED_TOPIC,), amount_wei.to_bytes(32))
+        case Claim(queue, request_id, owner, recipient, amount_wei):
+            indexed = (request_id.to_bytes(32), owner.rjust(32, b"\0"), recipient.rjust(32, b"\0"))
+            return Log(queue, (WITHDRAWAL_CLAIMED_TOPIC, *indexed), amount_wei.to_bytes(32))
+        case Malformed(emitter):
+            return Log(emitter, (ETHER_FUNDED_TOPIC, emitter.rjust(32, b"\0")), b"")

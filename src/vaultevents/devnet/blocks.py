@@ -1,0 +1,130 @@
+"""The nouns of the devnet chain: logs, transactions and blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from random import Random
+
+from vaultevents.devnet.header import Header, bloom_of
+
+FULL_BLOCK_LOGS = 440
+"""Foreign logs that set more than 90 % of a bloom's bits, as a full mainnet block does (go-ethereum#25336)."""
+
+_PATTERNS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What a contract emits: `address` has 20 bytes, each topic 32."""
+
+    address: bytes
+    topics: tuple[bytes, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """A transaction, its logs, and the addresses of the contracts that it creates.
+
+    The hash does not depend on the block, so the same transaction may be included again after a reorg.
+    """
+
+    hash: bytes
+    logs: tuple[Log, ...] = ()
+    creates: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """A block; `filler_logs` counts the foreign logs after those of `transactions`, which are made when asked for."""
+
+    header: Header
+    hash: bytes
+    slot: int
+    transactions: tuple[Transaction, ...]
+    filler_logs: int
+    filler_seed: int
+
+    @property
+    def number(self) -> int:
+        return self.header.number
+
+    @property
+    def timestamp_s(self) -> int:
+        return self.header.timestamp_s
+
+    @property
+    def transaction_hashes(self) -> list[bytes]:
+        """All transactions in order; the filler logs belong to one more, the last."""
+        hashes = [transaction.hash for transaction in self.transactions]
+        return [*hashes, filler_hash(self.filler_seed, self.number)] if self.filler_logs else hashes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedLog:
+    """A log with its place on the chain."""
+
+    block: Block
+    tx_hash: bytes
+    tx_index: int
+    log_index: int
+    log: Log
+
+
+def own_logs(block: Block) -> list[PlacedLog]:
+    """The logs of the block's transactions without the filler."""
+    placed: list[PlacedLog] = []
+    for tx_index, transaction in enumerate(block.transactions):
+        for log in transaction.logs:
+            placed.append(PlacedLog(block, transaction.hash, tx_index, len(placed), log))
+    return placed
+
+
+def filler(block: Block) -> list[PlacedLog]:
+    """The block's foreign logs: the same for each call, and like those of every eighth block but for their place."""
+    if not block.filler_logs:
+        return []
+    first = sum(len(transaction.logs) for transaction in block.transactions)
+    tx_hash, tx_index = filler_hash(block.filler_seed, block.number), len(block.transactions)
+    logs = filler_pattern(block.filler_seed, block.number, block.filler_logs)
+    return [PlacedLog(block, tx_hash, tx_index, first + at, log) for at, log in enumerate(logs)]
+
+
+def filler_key(block: Block) -> tuple[int, int]:
+    """Blocks of one chain with the same key have the same filler logs."""
+    return block.number % _PATTERNS, block.filler_logs
+
+
+def filler_pattern(seed: int, number: int, count: int) -> tuple[Log, ...]:
+    """`count` logs of random contracts with random topics: one of eight patterns, chosen by the block number."""
+    return _pattern(seed, number % _PATTERNS, count)
+
+
+def filler_bloom(seed: int, number: int, count: int) -> int:
+    """The bloom bits of `filler_pattern`."""
+    return _pattern_bloom(seed, number % _PATTERNS, count)
+
+
+@lru_cache(maxsize=64)
+def _pattern(seed: int, index: int, count: int) -> tuple[Log, ...]:
+    rng = Random(f"{seed}/filler/{index}")  # noqa: S311 (a simulation must repeat)
+    return tuple(
+        Log(rng.randbytes(20), tuple(rng.randbytes(32) for _ in range(3)), rng.randbytes(32)) for _ in range(count)
+    )
+
+
+@lru_cache(maxsize=64)
+def _pattern_bloom(seed: int, index: int, count: int) -> int:
+    return bloom_of(value for log in _pattern(seed, index, count) for value in (log.address, *log.topics))
+
+
+def filler_hash(seed: int, number: int) -> bytes:
+    """The filler transaction of a block: made of the number, so that its receipt is found without an index."""
+    return b"\xf1" + (seed & (2**64 - 1)).to_bytes(23) + number.to_bytes(8)
+
+
+def filler_block_number(seed: int, tx_hash: bytes) -> int | None:
+    """The number in a filler transaction's hash, or None for any other hash."""
+    number = int.from_bytes(tx_hash[-8:])
+    return number if tx_hash == filler_hash(seed, number) else None

@@ -1,0 +1,147 @@
+"""An execution node on loopback: Ethereum JSON-RPC over HTTP for a `Chain`, with provider limits and a fault script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from vaultevents.devnet.blocks import PlacedLog
+from vaultevents.devnet.chain import Chain
+from vaultevents.devnet.faults import BLOCK_FAULTS, LOG_FAULTS, TRANSPORT_FAULTS, Fault, Faults
+from vaultevents.devnet.loopback import LoopbackServer
+from vaultevents.devnet.node import Node
+from vaultevents.devnet.rpc import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR, RpcError
+from vaultevents.devnet.tampering import tamper_block, tamper_logs
+
+_WEB_PAGE = "<!doctype html><title>Sign in</title><h1>Welcome to the network</h1>"
+
+
+class ExecutionServer:
+    """Serves one `Node`'s view of a chain; several servers may serve the same chain.
+
+    `node` (limits, lag, shape of logs) and `faults` may be changed while it runs. `calls` counts calls by method,
+    `exchanges` HTTP requests.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        *,
+        faults: Faults | None = None,
+        max_range: int | None = None,
+        max_results: int | None = None,
+        limit_style: str = "infura",
+        block_timestamp: bool = True,
+        behind: int = 0,
+    ) -> None:
+        self.node = Node(chain, max_range, max_results, limit_style, block_timestamp, behind)
+        self.faults = faults or Faults(chain.seed)
+        self.calls: Counter[str] = Counter()
+        self.exchanges = 0
+        self._server = LoopbackServer(self._exchange)
+        self._rendered: dict[tuple[PlacedLog, bool], msgspec.Raw] = {}
+
+    async def start(self) -> str:
+        """Listen on a free port; returns the URL."""
+        return await self._server.start()
+
+    async def stop(self) -> None:
+        """Stop listening and close all connections."""
+        await self._server.stop()
+
+    async def _exchange(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.exchanges += 1
+        body = await request.read()
+        try:
+            sent = msgspec.json.decode(body)
+        except msgspec.DecodeError:
+            return _reply(_error(None, RpcError(PARSE_ERROR, "parse error")))
+        key = "+".join(map(_key, sent)) if isinstance(sent, list) else _key(sent)
+        failure = await self._transport_fault(self.faults.draw(key, TRANSPORT_FAULTS))
+        if failure is not None:
+            return failure
+        if isinstance(sent, list) and sent:
+            return _reply([self._call(one) for one in sent])
+        return _reply(self._call(sent))
+
+    async def _transport_fault(self, kind: Fault | None) -> web.Response | None:
+        match kind:
+            case Fault.HTTP_500:
+                return web.Response(status=500, text="internal server error")
+            case Fault.HTTP_429:
+                return web.Response(status=429, text="too many requests", headers={"Retry-After": "1"})
+            case Fault.HTML:
+                return web.Response(text=_WEB_PAGE, content_type="text/html")
+            case Fault.SLOW:
+                await asyncio.sleep(self.faults.slow_s)
+            case Fault.HANG:
+                await asyncio.Event().wait()
+        return None
+
+    def _call(self, sent: object) -> dict[str, Any]:
+        call = sent if isinstance(sent, dict) else {}
+        method, params, call_id = call.get("method"), call.get("params") or [], call.get("id")
+        try:
+            if not isinstance(method, str):
+                raise RpcError(INVALID_REQUEST, "invalid request")
+            if not isinstance(params, list):
+                raise RpcError(INVALID_PARAMS, "non-array args")
+            self.calls[method] += 1
+            return {"jsonrpc": "2.0", "id": call_id, "result": self._result(method, params, _key(call))}
+        except RpcError as error:
+            return _error(call_id, error)
+
+    def _result(self, method: str, params: list[Any], key: str) -> Any:
+        if self.faults.draw(key, (Fault.ERROR,)):
+            raise RpcError(SERVER_ERROR, "internal error")
+        if method == "eth_getLogs":
+            return self._logs(params[0] if params else None, key)
+        result = self.node.call(method, params)
+        if method in ("eth_chainId", "net_version") and self.faults.draw(key, (Fault.WRONG_CHAIN_ID,)):
+            other = self.node.chain.chain_id + 1
+            return hex(other) if method == "eth_chainId" else str(other)
+        if method in ("eth_getBlockByNumber", "eth_getBlockByHash") and result is not None:
+            return self._block(result, key)
+        return result
+
+    def _logs(self, query: object, key: str) -> list[Any]:
+        found = self.node.logs(query)
+        kind = self.faults.draw(key, LOG_FAULTS) if found else None
+        if kind is None:
+            return [self._raw(placed) for placed in found]
+        return tamper_logs(kind, [self.node.log_json(placed) for placed in found])
+
+    def _block(self, block: dict[str, Any], key: str) -> dict[str, Any] | None:
+        kinds = (Fault.WRONG_GENESIS,) if block["number"] == "0x0" else BLOCK_FAULTS
+        kind = self.faults.draw(key, kinds)
+        return block if kind is None else tamper_block(kind, block)
+
+    def _raw(self, placed: PlacedLog) -> msgspec.Raw:
+        """The JSON of a log, kept for the logs that are themselves kept (those of the filler are not)."""
+        key = (placed, self.node.block_timestamp)
+        raw = self._rendered.get(key)
+        if raw is None:
+            raw = msgspec.Raw(msgspec.json.encode(self.node.log_json(placed)))
+            if placed.tx_index < len(placed.block.transactions):
+                self._rendered[key] = raw
+        return raw
+
+
+def _key(call: object) -> str:
+    """What a call asks for: without its id, which differs from one attempt to the next."""
+    if not isinstance(call, dict):
+        return repr(call)
+    return f"{call.get('method')}{json.dumps(call.get('params'), sort_keys=True)}"
+
+
+def _error(call_id: object, error: RpcError) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": call_id, "error": error.to_json()}
+
+
+def _reply(answer: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(answer), content_type="application/json")

@@ -1,0 +1,1 @@
+"""Turns deliveries into attempts: claim, send, settle. Knows nothing of chains."""

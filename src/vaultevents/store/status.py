@@ -1,0 +1,56 @@
+"""What an operator wants to know at a glance."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from vaultevents.store.deliveries import counts
+from vaultevents.store.pool import Database
+
+
+@dataclass(frozen=True, slots=True)
+class CursorFacts:
+    """A live cursor, or a backfill or replay that is not done."""
+
+    stream: str
+    kind: str
+    first: int
+    position: int
+    stop: int | None
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    server_version: str
+    accounts: int
+    vaults: int
+    webhooks: int
+    events: int
+    deliveries: dict[str, int]
+    oldest_pending_s: float | None
+    cursors: tuple[CursorFacts, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+async def read(database: Database) -> Overview:
+    deliveries = await counts(database)
+    async with database.transaction() as connection:
+        row = await connection.fetchrow(
+            "select current_setting('server_version') as server_version,"
+            " (select count(*) from accounts) as accounts,"
+            " (select count(*) from vault_spans where last_block is null) as vaults,"
+            " (select count(*) from webhooks where deleted_at is null) as webhooks,"
+            " (select count(*) from events) as events,"
+            " (select extract(epoch from db_now() - min(created_at))::float8 from deliveries"
+            "  where state = 'scheduled') as oldest_pending_s"
+        )
+        cursors = await connection.fetch(
+            "select stream, kind, first, position, stop, updated_at from cursors"
+            " where stop is null or position < stop order by stream, kind desc, id"
+        )
+    return Overview(**row, deliveries=deliveries, cursors=tuple(CursorFacts(**cursor) for cursor in cursors))

