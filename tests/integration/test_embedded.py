@@ -118,6 +118,26 @@ async def test_who_joins_while_the_last_user_leaves_gets_a_server_that_stays(dir
         assert await ask(address.dsn, "select 1") == 1
 
 
+async def test_a_supervisor_that_has_begun_to_leave_lets_nobody_claim_its_server(directory: Path) -> None:
+    """Its server is held still in the middle of the stop, so that the moment lasts."""
+    with EmbeddedPostgres(directory, durable=False):
+        old = postmaster(directory)
+        old.suspend()
+    try:
+        seconds_until(lambda: cluster.is_held(cluster.users_lock(directory)), within_s=3)
+        late = EmbeddedPostgres(directory, durable=False)
+        joining = asyncio.create_task(asyncio.to_thread(late.join))
+        await asyncio.sleep(0.3)
+        assert not joining.done()
+        assert cluster.is_held(cluster.users_lock(directory)), "the one who comes late waits for the end"
+    finally:
+        old.resume()
+    address = await joining
+    assert await ask(address.dsn, "select 1") == 1
+    assert postmaster(directory) != old
+    late.leave()
+
+
 async def test_data_of_the_last_time_is_there_and_joining_again_is_cheap(directory: Path) -> None:
     with EmbeddedPostgres(directory) as address:
         await ask(address.dsn, "create table kept as select 7 as answer")

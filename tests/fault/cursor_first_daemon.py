@@ -1,0 +1,27 @@
+"""Negative control for test_kills: a daemon that commits the cursor in a transaction before that of the events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from vaultevents.cli import main
+from vaultevents.core.events import Event
+from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
+
+commit = Outbox.commit
+
+
+async def commit_cursor_first(
+    self: Outbox, old: Cursor, new: Cursor, events: Iterable[Event], registry_version: int, *, deliver: bool = True
+) -> Committed | Lost:
+    outcome = await commit(self, old, new, (), registry_version)
+    if isinstance(outcome, Lost):
+        return outcome
+    await asyncio.sleep(0.1)
+    return await commit(self, new, new, events, registry_version, deliver=deliver)
+
+
+if __name__ == "__main__":
+    Outbox.commit = commit_cursor_first  # type: ignore[method-assign]
+    main()

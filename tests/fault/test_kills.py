@@ -1,0 +1,190 @@
+"""The daemon and PostgreSQL are killed with -9 in the middle of a run: nothing lost, nothing doubled or changed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import secrets
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import pytest
+
+from vaultevents import config
+from vaultevents.config import Settings
+from vaultevents.core.sealing import NONCE_BYTES, Secret
+from vaultevents.core.signing import SECRET_BYTES, new_secret
+from vaultevents.core.webhooks import Webhook
+from vaultevents.daemon import open_store
+from vaultevents.devnet.execution import ExecutionServer
+from vaultevents.devnet.receivers import Hook, Receivers
+from vaultevents.devnet.world import World
+from vaultevents.store import webhooks
+from vaultevents.store.outbox import Outbox
+from vaultevents.store.pool import Database
+from worlds import Rows, open_at, read_to_head, reading, register, rows
+
+pytestmark = pytest.mark.fault
+
+Victim = Literal["daemon", "postgres"]
+DAEMON = ("-m", "vaultevents")
+BROKEN_DAEMON = (str(Path(__file__).with_name("cursor_first_daemon.py")),)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What was left when everything had settled, or when waiting for it had no more use."""
+
+    stored: Rows
+    received: dict[str, Counter[str]]
+    unverified: int
+
+    def lost(self, world: World) -> int:
+        return len(world.expected().keys() - self.stored.keys())
+
+
+async def disturbed_run(
+    directory: Path, world: World, events: int, kills: Sequence[Victim], command: Sequence[str], seed: int
+) -> Ending:
+    """Runs the daemon over a growing chain, killing as told at random moments, then lets it finish."""
+    rng = random.Random(seed)
+    async with playground(directory, world) as (settings, path, hooks):
+        mining = asyncio.create_task(grow(world, events))
+        daemon = await start(command, path)
+        for victim in kills:
+            await asyncio.sleep(rng.uniform(0.2, 2.0))
+            if victim == "postgres":
+                await kill_postgres(settings.directory / "postgres")
+                continue
+            assert daemon.returncode is None, "the daemon ended by itself"
+            daemon.kill()
+            await daemon.wait()
+            daemon = await start(command, path)
+        await mining
+        await quiet(world, hooks)
+        daemon.terminate()
+        assert await daemon.wait() == 0
+        async with open_store(settings) as store:
+            stored = await rows(store.database)
+    return Ending(stored, {hook.url: delivered(hook) for hook in hooks}, sum(hook.bad_signatures for hook in hooks))
+
+
+@asynccontextmanager
+async def playground(directory: Path, world: World) -> AsyncIterator[tuple[Settings, Path, list[Hook]]]:
+    """A node, receivers and a configuration; the world's vaults and a webhook for each account are registered."""
+    receivers, node = Receivers(directory), ExecutionServer(world.chain)
+    await receivers.start()
+    path = directory / "vaultevents.toml"
+    path.write_text(
+        f'network = "devnet"\nchain_id = {world.chain.chain_id}\ndata_dir = "{directory}"\n'
+        f'[execution]\nurls = ["{await node.start()}"]\npoll_interval_s = 0.05\nspan_blocks = 10\n'
+        f'[delivery]\nallow = ["127.0.0.0/8:*"]\nca_file = "{receivers.ca_path}"\nschedule = "1s, 1s, 1s, 2s, 2s, 5s"\n'
+        "timeout_s = 2.0\nlease_s = 3.0\npoll_interval_s = 0.2\n"
+    )
+    settings = config.load(path)
+    hooks = []
+    try:
+        async with open_store(settings) as store:
+            await register(store.database, world)
+            for account_id in sorted({one.account_id for one in world.registrations}):
+                hook, secret = receivers.hook(account_id), Secret(new_secret(secrets.token_bytes(SECRET_BYTES)))
+                hook.secret = secret.reveal()
+                webhook = Webhook(f"wh-{account_id}", account_id, hook.url, None, None, active=True)
+                nonce = secrets.token_bytes(NONCE_BYTES)
+                await webhooks.create_webhook(store.database, webhook, secret, store.key, nonce)
+                hooks.append(hook)
+        yield settings, path, hooks
+    finally:
+        await node.stop()
+        await receivers.stop()
+
+
+async def quiet(world: World, hooks: Sequence[Hook], patience_s: float = 8.0) -> None:
+    """Until everything has arrived, or nothing more has for a while."""
+    loop = asyncio.get_running_loop()
+    seen, changed_at_s = 0, loop.time()
+    while not all(delivered(hook).keys() >= wanted(world, hook) for hook in hooks):
+        await asyncio.sleep(0.1)
+        if (now := sum(len(hook.ledger) for hook in hooks)) != seen:
+            seen, changed_at_s = now, loop.time()
+        if loop.time() - changed_at_s > patience_s:
+            return
+
+
+async def grow(world: World, events: int) -> None:
+    while len(world.expected()) < events:
+        for _ in range(4):
+            world.step()
+        await asyncio.sleep(0.08)
+
+
+async def start(command: Sequence[str], path: Path) -> asyncio.subprocess.Process:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(path.parent)}
+    arguments = [sys.executable, *command, "run", "--config", str(path)]
+    with (path.parent / "daemon.log").open("ab") as log:
+        return await asyncio.create_subprocess_exec(*arguments, env=environment, stdout=log, stderr=log)
+
+
+async def kill_postgres(directory: Path) -> None:
+    """The postmaster of a directory; waits for one where it is just being started."""
+    async with asyncio.timeout(20):
+        while not (
+            found := [process for process in psutil.process_iter(["cmdline"]) if _is_postmaster(process, directory)]
+        ):
+            await asyncio.sleep(0.05)
+    for process in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def _is_postmaster(process: psutil.Process, directory: Path) -> bool:
+    line = process.info["cmdline"] or [""]
+    return bool(line[0].endswith("postgres")) and any(str(directory) in part for part in line)
+
+
+def delivered(hook: Hook) -> Counter[str]:
+    return Counter(one.webhook_id for one in hook.accepted if one.verified)
+
+
+def wanted(world: World, hook: Hook) -> set[str]:
+    return {event_id for account_id, event_id in world.expected() if hook.url.endswith(f"/{account_id}")}
+
+
+async def undisturbed_run(database: Database, world: World) -> Rows:
+    await register(database, world)
+    async with reading(ExecutionServer(world.chain)) as source:
+        await open_at(database, world, 0)
+        await read_to_head(source, Outbox(database), step=500)
+    return await rows(database)
+
+
+async def test_kills_lose_nothing_double_nothing_and_change_no_byte(tmp_path: Path, database: Database) -> None:
+    world = World(21, events_per_block=2)
+    world.history(100, 200)
+    daemons: list[Victim] = ["daemon"] * 20
+    servers: list[Victim] = ["postgres"] * 5
+    kills = daemons + servers
+    random.Random(5).shuffle(kills)
+    ending = await disturbed_run(tmp_path, world, 2000, kills, DAEMON, seed=5)
+    assert len(ending.stored) >= 2000
+    assert ending.stored == world.expected() == await undisturbed_run(database, world)
+    assert ending.unverified == 0
+    for url, received in ending.received.items():
+        account = url.rsplit("/", 1)[1]
+        assert received.keys() == {event_id for account_id, event_id in ending.stored if account_id == account}
+
+
+async def test_a_daemon_that_commits_its_cursor_first_is_caught(tmp_path: Path) -> None:
+    world = World(22, events_per_block=2)
+    world.history(20, 40)
+    ending = await disturbed_run(tmp_path, world, 500, ["daemon"] * 6, BROKEN_DAEMON, seed=6)
+    assert ending.lost(world) > 0
