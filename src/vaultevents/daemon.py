@@ -7,17 +7,18 @@ import os
 import random
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import structlog
 
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity
 from vaultevents.config import Settings
-from vaultevents.core.errors import ConfigError, DatabaseUnusable, VaulteventsError, WrongNetwork
+from vaultevents.core.errors import ConfigError, DatabaseUnavailable, DatabaseUnusable, VaulteventsError, WrongNetwork
 from vaultevents.core.sealing import MasterKey, parse_master_key
 from vaultevents.core.units import hex_text
 from vaultevents.core.webhooks import UrlRules
@@ -28,7 +29,7 @@ from vaultevents.store.accounts import open_stream
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.embedded import EmbeddedPostgres
 from vaultevents.store.network import pin, pinned
-from vaultevents.store.outbox import Outbox
+from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.store.pool import Database, open_database
 from vaultevents.store.webhooks import sealed_key_ids
 from vaultevents.watch.logs import LogsSource
@@ -36,9 +37,11 @@ from vaultevents.watch.watcher import Advanced, run, run_backfills
 
 log = structlog.get_logger("daemon")
 
+T = TypeVar("T")
 Role = Literal["watch", "dispatch"]
 ROLES: tuple[Role, ...] = ("watch", "dispatch")
 REJOIN_PAUSE_S = 0.5
+START_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +56,28 @@ class Store:
 @asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[Store]:
     """Opens the configured or the embedded database, brings its schema up to date and finds its master key (D2)."""
-    embedded = None
-    target: Mapping[str, object]
-    try:
+    async with AsyncExitStack() as stack:
         if settings.database_url is not None:
+            embedded = None
             target = {"dsn": settings.database_url.get_secret_value()}
+            database = await open_database(target, schema=settings.database_schema)
         else:
             embedded = EmbeddedPostgres(settings.directory / "postgres")
-            address = await asyncio.to_thread(embedded.join)
-            target = address.connect_kwargs()
-        database = await open_database(target, schema=settings.database_schema)
-        try:
-            key = _master_key(settings)
-            if other := await sealed_key_ids(database) - {key.id}:
-                raise DatabaseUnusable(
-                    f"secrets in this database are sealed with the master key {', '.join(sorted(other))}, "
-                    f"and the one given is {key.id}: give the right one"
-                )
-            yield Store(database, key, embedded)
-        finally:
-            await database.close()
-    finally:
-        if embedded is not None:
-            await asyncio.to_thread(embedded.leave)
+            stack.push_async_callback(asyncio.to_thread, embedded.leave)
+            database = await _while_lost(partial(_open_embedded, embedded, settings.database_schema))
+        stack.push_async_callback(database.close)
+        key = _master_key(settings)
+        if other := await _while_lost(partial(sealed_key_ids, database)) - {key.id}:
+            raise DatabaseUnusable(
+                f"secrets in this database are sealed with the master key {', '.join(sorted(other))}, "
+                f"and the one given is {key.id}: give the right one"
+            )
+        yield Store(database, key, embedded)
+
+
+async def _open_embedded(embedded: EmbeddedPostgres, schema: str) -> Database:
+    address = await asyncio.to_thread(embedded.join)
+    return await open_database(address.connect_kwargs(), schema=schema)
 
 
 def _master_key(settings: Settings) -> MasterKey:
@@ -184,24 +186,40 @@ async def serve(
 
 async def _watch(settings: Settings, store: Store, on_advance: Callable[[Advanced], None]) -> None:
     outbox = Outbox(store.database)
-    async with open_chain(settings, store.database) as chain:
+    async with AsyncExitStack() as stack:
+        chain = await _while_lost(lambda: stack.enter_async_context(open_chain(settings, store.database)))
         source = LogsSource(chain)
-        live = await outbox.live(source.stream)
-        if live is None:
-            head = await chain.head()
-            await open_stream(store.database, source.stream, head.number, hex_text(head.hash))
-            live = await outbox.live(source.stream)
-            assert live is not None
+        live = await _while_lost(lambda: _live_cursor(source, chain, outbox))
         step, poll_s = settings.execution.span_blocks, settings.execution.poll_interval_s
         async with asyncio.TaskGroup() as group:
             group.create_task(run(source, outbox, live, step=step, poll_s=poll_s, on_advance=on_advance))
             group.create_task(run_backfills(source, outbox, step=step, poll_s=poll_s, on_advance=on_advance))
 
 
+async def _live_cursor(source: LogsSource, chain: ExecutionChain, outbox: Outbox) -> Cursor:
+    """Where the stream goes on; at the very first start the head, with a backfill for what lies before it (C9)."""
+    if (live := await outbox.live(source.stream)) is None:
+        head = await chain.head()
+        await open_stream(outbox.database, source.stream, head.number, hex_text(head.hash))
+        live = await outbox.live(source.stream)
+    assert live is not None
+    return live
+
+
+async def _while_lost(work: Callable[[], Awaitable[T]]) -> T:
+    """The result of `work`, started over for a while when the database goes away in the middle of a start."""
+    for _ in range(START_TRIES):
+        try:
+            return await work()
+        except DatabaseUnavailable as error:
+            log.warning("start_waits", problem=str(error), retry_in_s=REJOIN_PAUSE_S)
+            await asyncio.sleep(REJOIN_PAUSE_S)
+    return await work()
+
+
 async def _dispatch(settings: Settings, store: Store, stop: asyncio.Event) -> None:
     delivery = settings.delivery
-    async with store.database.transaction() as connection:
-        clock = ServiceClock(await connection.fetchval("select db_now()"))
+    clock = ServiceClock(await _while_lost(store.database.now))
     sender = Sender(
         Guard(url_rules(settings)),
         ca_file=delivery.ca_file,

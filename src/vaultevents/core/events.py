@@ -49,10 +49,9 @@ class FundingReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class ValidatorActivated:
-    """A validator's `activation_epoch` is reached."""
+class _OfValidator:
+    """What the three events of a validator share."""
 
-    event_type: ClassVar[str] = "validator_activated"
     role: ClassVar[Role] = Role.VAULT
     validator_index: ValidatorIndex
     validator_pubkey: Pubkey
@@ -62,7 +61,18 @@ class ValidatorActivated:
         return str(self.validator_index)
 
     def fields(self) -> dict[str, Any]:
-        return _validator_fields(self)
+        return {
+            "validator_index": self.validator_index,
+            "validator_pubkey": hex_text(self.validator_pubkey),
+            "epoch": self.epoch,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatorActivated(_OfValidator):
+    """A validator's `activation_epoch` is reached."""
+
+    event_type: ClassVar[str] = "validator_activated"
 
     def words(self, vault_id: str) -> tuple[str, str]:
         text = f"Validator {self.validator_index} of vault {vault_id} became active in epoch {self.epoch}."
@@ -70,20 +80,10 @@ class ValidatorActivated:
 
 
 @dataclass(frozen=True, slots=True)
-class ValidatorExited:
+class ValidatorExited(_OfValidator):
     """A validator's `exit_epoch` is reached."""
 
     event_type: ClassVar[str] = "validator_exited"
-    role: ClassVar[Role] = Role.VAULT
-    validator_index: ValidatorIndex
-    validator_pubkey: Pubkey
-    epoch: Epoch
-
-    def id_suffix(self, vault_id: str) -> str:
-        return str(self.validator_index)
-
-    def fields(self) -> dict[str, Any]:
-        return _validator_fields(self)
 
     def words(self, vault_id: str) -> tuple[str, str]:
         text = f"Validator {self.validator_index} of vault {vault_id} exited in epoch {self.epoch}."
@@ -91,21 +91,17 @@ class ValidatorExited:
 
 
 @dataclass(frozen=True, slots=True)
-class ValidatorWithdrawalCompleted:
+class ValidatorWithdrawalCompleted(_OfValidator):
     """All withdrawals of one validator in one epoch (E4)."""
 
     event_type: ClassVar[str] = "validator_withdrawal_completed"
-    role: ClassVar[Role] = Role.VAULT
-    validator_index: ValidatorIndex
-    validator_pubkey: Pubkey
-    epoch: Epoch
     amount_wei: Wei
 
     def id_suffix(self, vault_id: str) -> str:
         return f"{self.validator_index}_{self.epoch}"
 
     def fields(self) -> dict[str, Any]:
-        return {**_validator_fields(self), "amount_eth": eth_text(self.amount_wei)}
+        return {**_OfValidator.fields(self), "amount_eth": eth_text(self.amount_wei)}
 
     def words(self, vault_id: str) -> tuple[str, str]:
         amount = eth_text(self.amount_wei)
@@ -162,14 +158,6 @@ class ReportUpdateAvailable:
     def words(self, vault_id: str) -> tuple[str, str]:
         text = f"An oracle report with timestamp {self.report_timestamp} was published for vault {vault_id}."
         return "Report update available", text
-
-
-def _validator_fields(payload: ValidatorActivated | ValidatorExited | ValidatorWithdrawalCompleted) -> dict[str, Any]:
-    return {
-        "validator_index": payload.validator_index,
-        "validator_pubkey": hex_text(payload.validator_pubkey),
-        "epoch": payload.epoch,
-    }
 
 
 Payload = (

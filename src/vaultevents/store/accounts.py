@@ -86,7 +86,7 @@ async def add_vault(
 
     What lies between its start and the live cursor of a stream is read by a backfill, written in this transaction.
     With `deliver=False` the events of that part are stored and sent to nobody (D13).
-    Raises `InputError`.
+    Raises `InputError`, also where one part of a span would have to be delivered and another not.
     """
     check_id(vault_id, "a vault id")
     async with database.transaction() as connection:
@@ -105,6 +105,10 @@ async def add_vault(
                 queue,
             )
         gains_queue = old is not None and queue is not None and old.queue is None
+        if old is not None and deliver:
+            _refuse_hushed(old, first_block, gains_queue=gains_queue)
+        elif old is not None and gains_queue:
+            await _refuse_hushing(connection, old)
         if gains_queue:
             await connection.execute(
                 "update vaults set queue = $3 where account_id = $1 and id = $2", account_id, vault_id, queue
@@ -208,6 +212,31 @@ async def _live_start(connection: Connection) -> int:
     if position is None:
         raise InputError("nothing has been read yet, so nothing can be left undelivered: start 'vaultevents run' first")
     return int(position) + 1
+
+
+def _refuse_hushed(vault: Vault, first_block: int, *, gains_queue: bool) -> None:
+    """A span has one `deliver_from`: what is to be delivered cannot be added below it."""
+    for span in vault.spans:
+        begin = first_block if span.last is None else span.first
+        if span.deliver_from > min(begin, span.first) and (gains_queue or begin < span.first):
+            raise InputError(
+                f"the events of vault '{vault.id}' before block {span.deliver_from} are kept undelivered, and what is "
+                "added to it now would be, too: add it with --no-deliver"
+            )
+
+
+async def _refuse_hushing(connection: Connection, vault: Vault) -> None:
+    """Nor can a queue go undelivered where the vault's own events are still to be read and delivered."""
+    begin = min(max(span.first, span.deliver_from) for span in vault.spans)
+    pending = await connection.fetchrow(
+        "select position + 1 as first, stop from cursors where kind = 'backfill' and position < stop and stop >= $1",
+        begin,
+    )
+    if pending is not None:
+        raise InputError(
+            f"a backfill still reads the blocks {pending['first']}..{pending['stop']} for vault '{vault.id}', and "
+            "--no-deliver would silence all it finds there: wait until 'vaultevents status' no longer shows it"
+        )
 
 
 async def _open_span(

@@ -26,6 +26,6 @@ async def pin(database: Database, chain_id: int, genesis_hash: Hash32) -> None:
     if (int(row["chain_id"]), row["genesis_hash"]) != (chain_id, genesis_hash):
         raise WrongNetwork(
             f"the execution node is of chain {chain_id} (block 0 {hex_text(genesis_hash)}), but this database belongs "
-            f"to chain {row['chain_id']} (block 0 {hex_text(row['genesis_hash'])}): "
+            f"to chain {int(row['chain_id'])} (block 0 {hex_text(row['genesis_hash'])}): "
             "point execution.urls at a node of that chain, or use another database (or data_dir) for this one"
         )

@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from importlib import resources
 from typing import Any, TypeAlias
 
@@ -22,7 +23,7 @@ MIGRATION_LOCK = 0x7661756C74  # "vault"
 COMMAND_TIMEOUT_S = 30.0
 DELIVERIES_CHANNEL = "vaultevents_deliveries"
 
-_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_SCHEMA = re.compile(r"(?!pg_|information_schema$)[a-z_][a-z0-9_]{0,62}")
 _LOST = (
     OSError,
     TimeoutError,
@@ -52,16 +53,26 @@ class Database:
         Raises `DatabaseUnavailable` when the server is gone, full or asks to try again; whether the commit took
         place is then unknown, so the caller starts over from its reads (reliability I28).
         """
-        connection = None
+        misuse = False
         try:
-            async with self._pool.acquire(timeout=COMMAND_TIMEOUT_S) as connection, connection.transaction():
-                yield connection
+            async with self._pool.acquire(timeout=COMMAND_TIMEOUT_S) as connection:
+                try:
+                    async with connection.transaction():
+                        yield connection
+                except asyncpg.InterfaceError:
+                    misuse = not connection.is_closed()  # cannot be asked once the connection is back in the pool
+                    raise
         except _LOST as error:
-            misuse = isinstance(error, asyncpg.InterfaceError) and connection and not connection.is_closed()
             if misuse:
                 raise
             self.lost.set()
             raise DatabaseUnavailable(f"lost the database: {reason(error)}") from error
+
+    async def now(self) -> datetime:
+        """The database's time, which decides schedules and leases (D15)."""
+        async with self.transaction() as connection:
+            found: datetime = await connection.fetchval("select db_now()")
+        return found
 
     async def listen(self, channel: str, wake: Callable[[], None]) -> None:
         """Calls `wake` at each NOTIFY, on a connection of its own (never the pool's).
@@ -101,10 +112,12 @@ async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents
     """Connects, brings the schema up to date and returns the pool.
 
     `target` is what `asyncpg.connect` takes: `{"dsn": …}` or host, port, user, password, database.
-    Raises `DatabaseUnusable` with what to do.
+    Raises `DatabaseUnusable` with what to do, `DatabaseUnavailable` when there is nobody to talk to.
     """
     if not _SCHEMA.fullmatch(schema):
-        raise InputError(f"'{schema}' cannot be a schema name: use lower-case letters, digits and '_'")
+        raise InputError(
+            f"'{schema}' cannot be a schema name: use lower-case letters, digits and '_', not starting with 'pg_'"
+        )
     full = {
         **target,
         "command_timeout": COMMAND_TIMEOUT_S,
@@ -116,9 +129,13 @@ async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents
             await migrate(connection, schema)
         finally:
             await connection.close()
-        pool = await asyncpg.create_pool(**full, min_size=1, max_size=pool_size)
-    except (asyncpg.ClientConfigurationError, ValueError) as error:
-        raise DatabaseUnusable(f"database_url cannot be understood: {reason(error)}") from None
+        pool = await asyncpg.create_pool(**full, min_size=0, max_size=pool_size)  # it would log its own retries
+    except (asyncpg.ClientConfigurationError, ValueError, OverflowError):
+        # no reason: the parser's texts quote what they stumble over, which may be the end of a password
+        raise DatabaseUnusable(
+            "database_url cannot be understood: write postgresql://user:password@host:5432/name, with every '/', '#', "
+            "'?', '@' and '%' of the password percent-encoded"
+        ) from None
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
         raise DatabaseUnusable(f"the database refuses the connection ({reason(error)}): mend database_url") from error
     except asyncpg.InsufficientPrivilegeError as error:
@@ -127,7 +144,7 @@ async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents
             f"grant it CREATE on the database, or make the schema '{schema}' and give it to this user"
         ) from error
     except _LOST as error:
-        raise DatabaseUnusable(
+        raise DatabaseUnavailable(
             f"cannot reach the database ({reason(error)}): start it, or mend database_url"
         ) from error
     return Database(pool, full)
