@@ -223,6 +223,16 @@ class ExecutionChain:
 
         return await self._open.ask(read)
 
+    async def has_code(self, address: Address) -> bool:
+        """Whether there is a contract at `address`, at the head."""
+        return await self._open.ask(partial(self._code_at_head, address))
+
+    async def _code_at_head(self, address: Address, node: RpcNode) -> bool:
+        found = await _has_code(node, address, (await self._head_at(node)).number)
+        if isinstance(found, RpcFailure):
+            raise SourceUnavailable(node.name, f"cannot tell whether {checksum(address)} is a contract: {found}")
+        return found
+
     async def creation_block(self, address: Address) -> int:
         """The first block after which `address` has code, up to the head.
 

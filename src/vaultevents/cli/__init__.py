@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from vaultevents.cli import demo, operate, register
+from vaultevents.cli import demo, listen, operate, register
 from vaultevents.core.errors import VaulteventsError
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 operate.add_to(app)
 demo.add_to(app)
+listen.add_to(app)
 app.add_typer(register.account, name="account")
 app.add_typer(register.vault, name="vault")
 app.add_typer(register.webhook, name="webhook")

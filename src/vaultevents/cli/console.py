@@ -26,6 +26,7 @@ ConfigOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on the last line of stdout.")]
 
 PLAIN_EVERY_S = 5.0
+PIPE_WIDTH = 1000
 
 
 def settings_of(path: Path | None) -> Settings:
@@ -48,11 +49,13 @@ def put_json(value: Any) -> None:
 
 def put_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
     """A table on stdout, or one line when there is nothing to show."""
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")  # an id that is cut cannot be copied
     for row in rows:
         table.add_row(*("" if cell is None else str(cell) for cell in row))
     if table.row_count:
-        Console(highlight=False, soft_wrap=True).print(table)
+        Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
     else:
         say(empty)
 

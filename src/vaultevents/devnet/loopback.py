@@ -1,4 +1,4 @@
-"""One HTTP server on 127.0.0.1 and a free port: what the execution node and the receivers have in common."""
+"""One HTTP server on 127.0.0.1: what the execution node and the receivers have in common."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class LoopbackServer:
         self._runner = web.ServerRunner(server, shutdown_timeout=_GRACE_S)
         self._tls = tls
 
-    async def start(self) -> str:
-        """Listen; returns the origin, such as `http://127.0.0.1:41234`."""
+    async def start(self, port: int = 0) -> str:
+        """Listen, on a free port unless one is named; returns the origin, such as `http://127.0.0.1:41234`."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self._tls).start()
+        await web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=self._tls).start()
         host, port = self._runner.addresses[0][:2]
         return f"{'https' if self._tls else 'http'}://{host}:{port}"
 

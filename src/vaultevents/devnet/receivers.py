@@ -168,9 +168,9 @@ class Receivers:
         self._origin = ""
         self._server = LoopbackServer(self._receive, tls)
 
-    async def start(self) -> str:
-        """Listen on a free port; returns the origin."""
-        self._origin = await self._server.start()
+    async def start(self, port: int = 0) -> str:
+        """Listen, on a free port unless one is named; returns the origin."""
+        self._origin = await self._server.start(port)
         return self._origin
 
     async def stop(self) -> None:
