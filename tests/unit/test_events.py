@@ -137,7 +137,18 @@ def test_a_claim_belongs_to_whoever_registered_the_queue_not_the_vault() -> None
     claim = Observation(QUEUE, 7, AT_MS, WithdrawalClaimed(TX, 1, RECIPIENT, OWNER, Wei(0), QUEUE))
     registry = Registry(1, [vault("a", "v", VaultSpan(1)), vault("b", "w", VaultSpan(1), queue=QUEUE)])
     assert [e.owner.account_id for e in project(claim, registry)] == ["b"]
-    assert registry.owners(Role.VAULT, QUEUE, 7) == []
+    assert registry.owners(Role.VAULT, QUEUE, 7, AT_MS) == []
+
+
+@pytest.mark.parametrize(("at_s", "there"), [(99, False), (100, True), (150, True), (200, True), (201, False)])
+def test_what_has_only_a_time_lies_in_a_span_by_the_times_of_its_ends(at_s: int, there: bool) -> None:
+    exit_ = ValidatorExited(ValidatorIndex(1), PUBKEY, Epoch(3))
+    observation = Observation(VAULT, None, at_s * 1000, exit_)
+    closed = VaultSpan(5, 9, first_time_s=100, last_time_s=200)
+    assert bool(project(observation, Registry(1, [vault("a", "v", closed)]))) is there
+    still_open = VaultSpan(5, first_time_s=100)
+    assert bool(project(observation, Registry(1, [vault("a", "v", still_open)]))) is (at_s >= 100)
+    assert project(observation, Registry(1, [vault("a", "v", VaultSpan(5))])) == []
 
 
 def test_events_before_the_delivery_start_are_quiet() -> None:

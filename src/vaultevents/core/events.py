@@ -184,11 +184,12 @@ EVENT_TYPES = tuple(payload.event_type for payload in PAYLOADS)
 class Observation:
     """Something seen on the chain that is not yet anyone's.
 
-    `address` is the vault, for a claim its queue; `block` and `at_ms` are those of the moment named in E2.
+    `address` is the vault, for a claim its queue; `block` and `at_ms` are those of the moment named in E2. Without a
+    `block` (the start of an epoch) the time alone tells in which span of a vault it lies (E12).
     """
 
     address: Address
-    block: int
+    block: int | None
     at_ms: int
     payload: Payload
 
@@ -212,8 +213,8 @@ class Event:
 
 
 def project(observation: Observation, registry: Registry) -> list[Event]:
-    """The events of one observation: one for each registered vault that it belongs to at its block (E12, C7)."""
-    owners = registry.owners(observation.payload.role, observation.address, observation.block)
+    """The events of one observation: one for each registered vault that it belongs to at its moment (E12, C7)."""
+    owners = registry.owners(observation.payload.role, observation.address, observation.block, observation.at_ms)
     return [Event(owner, observation) for owner in owners]
 
 

@@ -36,15 +36,27 @@ class Role(StrEnum):
 class VaultSpan:
     """One registration: events of blocks `first`..`last` exist (open while `last` is None).
 
-    Those of blocks before `deliver_from` are stored but sent to nobody (D13, `--no-deliver`).
+    Those of blocks before `deliver_from` are stored but sent to nobody (D13, `--no-deliver`). The times are those of
+    the first and the last block, as far as these are known; without them nothing that has only a time is covered.
     """
 
     first: int
     last: int | None = None
     deliver_from: int = 0
+    first_time_s: int | None = None
+    last_time_s: int | None = None
 
-    def covers(self, block: int) -> bool:
-        return self.first <= block and (self.last is None or block <= self.last)
+    def covers(self, block: int | None, at_ms: int) -> bool:
+        """Whether a moment lies in this span: by its block, or where it has none by the times of the span's ends."""
+        if block is not None:
+            return self.first <= block and (self.last is None or block <= self.last)
+        if self.first_time_s is None or at_ms < self.first_time_s * 1000:
+            return False
+        return self.last is None or (self.last_time_s is not None and at_ms <= self.last_time_s * 1000)
+
+    def is_quiet(self, block: int | None) -> bool:
+        """Whether what happened in `block` is sent to nobody."""
+        return block is not None and block < self.deliver_from
 
     def overlaps(self, span: Span) -> bool:
         return self.first <= span.last and (self.last is None or span.first <= self.last)
@@ -96,13 +108,13 @@ class Registry:
                 index[Role.QUEUE, vault.queue].append(vault)
         self._by_address: Mapping[tuple[Role, Address], list[Vault]] = dict(index)
 
-    def owners(self, role: Role, address: Address, block: int) -> list[Owner]:
-        """Each vault for which something at `address` in `block` is an event; every one once, sorted."""
+    def owners(self, role: Role, address: Address, block: int | None, at_ms: int) -> list[Owner]:
+        """Each vault for which something at `address` at that moment is an event; every one once, sorted."""
         found = []
         for vault in self._by_address.get((role, address), ()):
-            spans = [span for span in vault.spans if span.covers(block)]
+            spans = [span for span in vault.spans if span.covers(block, at_ms)]
             if spans:
-                found.append(Owner(vault.account_id, vault.id, all(block < span.deliver_from for span in spans)))
+                found.append(Owner(vault.account_id, vault.id, all(span.is_quiet(block) for span in spans)))
         return sorted(found)
 
     def watched(self, span: Span) -> Watched:
