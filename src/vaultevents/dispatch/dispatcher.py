@@ -63,6 +63,7 @@ class Dispatcher:
         self._options = options
         self._rng = rng
         self._in_flight = 0
+        self._attempts: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._finished: asyncio.Queue[Settlement] = asyncio.Queue()
 
@@ -73,7 +74,10 @@ class Dispatcher:
         self._unseal = unseal
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Works until `stop` is set, then claims nothing more and waits for what is in flight."""
+        """Works until `stop` is set, then claims nothing more and waits for what is in flight, at most `drain_s`.
+
+        What is given up then is attempted again by whoever finds its lease ended.
+        """
         async with asyncio.TaskGroup() as group:
             helpers = [group.create_task(self._listen()), group.create_task(self._settle_all())]
             helpers.append(group.create_task(self._wake_on(stop)))
@@ -84,8 +88,8 @@ class Dispatcher:
                         self._wake.clear()
                         await self._wake.wait()
             log.info("dispatch_drained", left=self._in_flight)
-            for helper in helpers:
-                helper.cancel()
+            for task in (*helpers, *self._attempts):
+                task.cancel()
 
     async def _claim_until(self, stop: asyncio.Event, group: asyncio.TaskGroup) -> None:
         while not stop.is_set():
@@ -97,7 +101,9 @@ class Dispatcher:
                     self._clock.check(claimed.database_time)
                     for delivery in claimed.deliveries:
                         self._in_flight += 1
-                        group.create_task(self._attempt(delivery))
+                        attempt = group.create_task(self._attempt(delivery))
+                        self._attempts.add(attempt)
+                        attempt.add_done_callback(self._attempts.discard)
                     if len(claimed.deliveries) < free:
                         due_s = await next_due_s(self._database)
                         wait_s = wait_s if due_s is None else min(wait_s, due_s)

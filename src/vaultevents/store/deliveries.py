@@ -67,7 +67,11 @@ class Settlement:
 
 
 async def claim(database: Database, limit: int, lease: UUID, lease_s: float) -> Claim:
-    """Up to `limit` due deliveries of active webhooks, now leased to the caller; others' rows are skipped."""
+    """Up to `limit` due deliveries, now leased to the caller; rows that others hold are skipped.
+
+    Whatever is due for a parked webhook is put off to the end of its pause instead: it may have been in flight, or
+    with a dead process, when the pause began (D6).
+    """
     async with database.transaction() as connection:
         rows = await connection.fetch(_CLAIM, limit, lease, lease_s)
         database_time = rows[0]["now"] if rows else await connection.fetchval("select db_now()")
@@ -76,14 +80,17 @@ async def claim(database: Database, limit: int, lease: UUID, lease_s: float) -> 
 
 _CLAIM = """
 with due as (
-    select id from deliveries
-    where state = 'scheduled' and next_attempt_at <= db_now()
-    order by next_attempt_at limit $1
-    for update skip locked
+    select d.id,
+        (select w.parked_until from webhooks w where w.id = d.webhook_id and w.parked_until > db_now()) as pause
+    from deliveries d
+    where d.state = 'scheduled' and d.next_attempt_at <= (select db_now())  -- once, so that the index can be asked
+    order by d.next_attempt_at limit $1
+    for update of d skip locked
 ), leased as (
-    update deliveries d set lease = $2, next_attempt_at = db_now() + make_interval(secs => $3)
+    update deliveries d set lease = case when due.pause is null then $2::uuid end,
+        next_attempt_at = coalesce(due.pause, db_now() + make_interval(secs => $3))
     from due where d.id = due.id
-    returning d.id, d.event_seq, d.webhook_id, d.attempts
+    returning d.id, d.event_seq, d.webhook_id, d.attempts, d.lease
 )
 select l.id, l.attempts, e.id as event_id, e.body, w.id as webhook_id, w.url, db_now() as now,
     array(select s.key_id from webhook_secrets s where s.webhook_id = w.id
@@ -91,6 +98,7 @@ select l.id, l.attempts, e.id as event_id, e.body, w.id as webhook_id, w.url, db
     array(select s.sealed from webhook_secrets s where s.webhook_id = w.id
           and (s.valid_until is null or s.valid_until > db_now()) order by s.created_at desc) as sealed
 from leased l join events e on e.seq = l.event_seq join webhooks w on w.id = l.webhook_id
+where l.lease is not null
 """
 
 
@@ -112,14 +120,17 @@ def _delivery(row: object, lease: UUID) -> Delivery:
 async def settle(database: Database, settlements: Sequence[Settlement]) -> int:
     """Writes finished attempts and their deliveries' new states; returns how many leases were still held.
 
-    A delivery that was cancelled or parked meanwhile keeps that state unless the attempt succeeded (D14).
+    A delivery that was cancelled or parked meanwhile keeps that state unless the attempt succeeded, or was the last
+    one of a parked delivery (D14). A pause or a 410 counts only with its lease.
     """
     if not settlements:
         return 0
     async with database.transaction() as connection:
-        gone = sorted({settlement.delivery.webhook_id for settlement in settlements if settlement.gone})
-        if gone:
+        if any(settlement.gone for settlement in settlements):
             await lock_registry(connection)
+        changing = sorted({one.delivery.webhook_id for one in settlements if one.gone or one.park_s})
+        if changing:  # before any delivery: the lock order
+            await connection.execute(_LOCK_WEBHOOKS, changing)
         rows = await connection.fetch(
             _SETTLE,
             [settlement.delivery.id for settlement in settlements],
@@ -142,10 +153,14 @@ async def settle(database: Database, settlements: Sequence[Settlement]) -> int:
                 pauses[webhook_id] = max(settlement.park_s, pauses.get(webhook_id, 0.0))
         for webhook_id, seconds in sorted(pauses.items()):
             await connection.execute(_PAUSE, webhook_id, seconds)
-        for webhook_id in gone:
+        for webhook_id in sorted(
+            {one.delivery.webhook_id for one in settlements if one.gone and one.delivery.id in held}
+        ):
             await disable_webhook(connection, webhook_id, "gone")
     return len(held)
 
+
+_LOCK_WEBHOOKS = "select 1 from webhooks where id = any($1) order by id for no key update"
 
 _SETTLE = """
 with result as (
@@ -173,10 +188,12 @@ returning delivery_id
 _PAUSE = """
 with pause as (
     update webhooks set parked_until = greatest(parked_until, db_now() + make_interval(secs => $2)) where id = $1
-    returning id, parked_until
+    returning parked_until
+), waiting as (
+    select id from deliveries where webhook_id = $1 and state = 'scheduled' and lease is null order by id for update
 )
 update deliveries d set next_attempt_at = greatest(d.next_attempt_at, pause.parked_until)
-from pause where d.webhook_id = pause.id and d.state = 'scheduled' and d.lease is null
+from pause, waiting where d.id = waiting.id
 """
 
 

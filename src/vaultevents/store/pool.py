@@ -103,7 +103,7 @@ class Database:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong in one line, without the address or the password."""
+    """What went wrong in one line; it may name the address and the user, never the password."""
     first = str(error).strip().splitlines()
     return first[0] if first else type(error).__name__
 

@@ -82,8 +82,10 @@ async def delete_webhook(database: Database, account_id: str, webhook_id: str) -
             raise InputError(f"account '{account_id}' has no webhook '{webhook_id}'")
         await connection.execute("delete from webhook_secrets where webhook_id = $1", webhook_id)
         await connection.execute(
-            "update deliveries set state = 'cancelled', next_attempt_at = null, finished_at = db_now()"
-            " where webhook_id = $1 and state in ('scheduled', 'parked')",
+            "with pending as (select id from deliveries where webhook_id = $1 and state in ('scheduled', 'parked')"
+            " order by id for update)"  # in the order of the ids, as every settle: so they never wait in a circle
+            " update deliveries d set state = 'cancelled', next_attempt_at = null, finished_at = db_now()"
+            " from pending where d.id = pending.id",
             webhook_id,
         )
         await _record_revision(connection, webhook_id)
@@ -97,7 +99,9 @@ async def disable_webhook(connection: Connection, webhook_id: str, why: str) -> 
     if done == "UPDATE 0":
         return
     await connection.execute(
-        "update deliveries set state = 'parked', next_attempt_at = null where webhook_id = $1 and state = 'scheduled'",
+        "with pending as (select id from deliveries where webhook_id = $1 and state = 'scheduled'"
+        " order by id for update)"
+        " update deliveries d set state = 'parked', next_attempt_at = null from pending where d.id = pending.id",
         webhook_id,
     )
     await _record_revision(connection, webhook_id)

@@ -1,0 +1,500 @@
+"""The queue: who gets a delivery, for how long, and what a finished attempt leads to (D3, D6, D14, D15, I22, I35)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from store_stories import (
+    KEY,
+    LEASE_S,
+    account,
+    assert_ledger,
+    commit,
+    funding,
+    rows,
+    settlement,
+    shift_clock,
+    simple_world,
+    some_deliveries,
+    states,
+    take,
+    until_waiting,
+    values,
+    vault,
+    webhook,
+)
+from vaultevents.core.sealing import SealBroken, Secret, open_sealed, seal
+from vaultevents.store import deliveries, status
+from vaultevents.store.deliveries import Delivery, counts, next_due_s, settle
+from vaultevents.store.pool import Database
+from vaultevents.store.webhooks import delete_webhook, list_webhooks, sealed_key_ids
+
+pytestmark = pytest.mark.integration
+
+
+async def change(database: Database, query: str, *arguments: object) -> None:
+    async with database.transaction() as connection:
+        await connection.execute(query, *arguments)
+
+
+async def due_in_s(database: Database, webhook_id: str | None = None) -> list[int]:
+    """Seconds to each scheduled delivery of a webhook (of all), rounded, oldest delivery first."""
+    return await values(
+        database,
+        "select round(extract(epoch from next_attempt_at - db_now()))::int from deliveries"
+        " where state = 'scheduled' and (webhook_id = $1 or $1 is null) order by id",
+        webhook_id,
+    )
+
+
+async def test_a_claim_has_all_that_an_attempt_needs(any_database: Database) -> None:
+    _, one = await some_deliveries(any_database, 1)
+    claim = await take(any_database)
+    (delivery,) = claim.deliveries
+    (event,) = await rows(any_database, "select id, body from events")
+    assert (delivery.event_id, delivery.body) == (event["id"], event["body"])
+    assert (delivery.webhook_id, delivery.url, delivery.attempt) == (one.id, one.webhook.url, 1)
+    (secret,) = delivery.secrets
+    assert secret.key_id == KEY.id
+    assert open_sealed(KEY, secret.sealed, one.id).reveal() == one.secret
+    assert abs(claim.database_time - datetime.now(UTC)) < timedelta(seconds=5)
+
+
+async def test_claims_take_the_longest_due_first_and_no_more_than_asked_for(any_database: Database) -> None:
+    await some_deliveries(any_database, 5)
+    await change(any_database, "update deliveries set next_attempt_at = db_now() - make_interval(secs => id % 4)")
+    await change(any_database, "update deliveries set next_attempt_at = db_now() + interval '1 h' where id = 2")
+    claimed = [{one.id for one in (await take(any_database, limit)).deliveries} for limit in (1, 2, 9, 9)]
+    assert claimed == [{3}, {1, 5}, {4}, set()]
+    assert [one.deliveries for one in (await take(any_database), await take(any_database))] == [(), ()]
+
+
+async def test_two_claimers_share_the_work(any_database: Database) -> None:
+    await some_deliveries(any_database, 200)
+
+    async def claim_all() -> list[int]:
+        mine: list[int] = []
+        while found := (await take(any_database, 7)).deliveries:
+            mine += [one.id for one in found]
+        return mine
+
+    await asyncio.gather(next_due_s(any_database), next_due_s(any_database))  # so that both find a connection
+    shares = await asyncio.gather(claim_all(), claim_all())
+    assert all(shares)
+    assert sorted([*shares[0], *shares[1]]) == list(range(1, 201))
+
+
+async def test_a_row_that_somebody_holds_is_skipped_not_waited_for(any_database: Database) -> None:
+    await some_deliveries(any_database, 3)
+    async with any_database.transaction() as held:
+        await held.execute("select 1 from deliveries where id = 2 for update")
+        async with asyncio.timeout(5):
+            assert sorted(one.id for one in (await take(any_database)).deliveries) == [1, 3]
+    assert [one.id for one in (await take(any_database)).deliveries] == [2]
+
+
+async def test_a_claim_reads_no_more_than_is_due(any_database: Database) -> None:
+    """I23: what is leased or scheduled for later lies behind what is due in the index, and is not looked at."""
+    async with any_database.transaction() as connection:
+        await connection.execute("set local enable_seqscan = off")
+        plan = await connection.fetch(f"explain {deliveries._CLAIM}", 10, UUID(int=1), LEASE_S)
+    text = "\n".join(row[0] for row in plan)
+    assert "Index Scan using deliveries_due" in text
+    assert "Index Cond: (next_attempt_at <=" in text
+
+
+async def frozen_sender(database: Database) -> None:
+    """I35: a sender is frozen past its lease, another delivers, and then the first one wakes up."""
+    await some_deliveries(database, 1)
+    (frozen,) = (await take(database)).deliveries
+    await shift_clock(database, LEASE_S - 1)
+    assert (await take(database)).deliveries == ()
+    await shift_clock(database, LEASE_S + 1)
+    (other,) = (await take(database)).deliveries
+    assert (other.id, other.attempt) == (frozen.id, 1)
+    assert other.lease != frozen.lease
+    assert await settle(database, [settlement(frozen, "scheduled", 500, after_s=5.0)]) == 0
+    assert await settle(database, [settlement(other)]) == 1
+    before = await rows(database, "select * from deliveries"), await rows(database, "select * from attempts")
+    assert await settle(database, [settlement(frozen, "exhausted", 500)]) == 0
+    assert (await rows(database, "select * from deliveries"), await rows(database, "select * from attempts")) == before
+    assert await states(database) == {"delivered": 1}
+    await assert_ledger(database)
+
+
+async def test_who_lost_the_lease_changes_nothing(any_database: Database) -> None:
+    await frozen_sender(any_database)
+
+
+async def test_without_the_lease_guard_it_would(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control of the test above."""
+    unguarded = deliveries._SETTLE.replace(" and r.lease = d.lease", "")
+    assert unguarded != deliveries._SETTLE
+    monkeypatch.setattr(deliveries, "_SETTLE", unguarded)
+    with pytest.raises(AssertionError):
+        await frozen_sender(database)
+
+
+async def test_who_lost_the_lease_parks_and_disables_nothing(any_database: Database) -> None:
+    _, one = await some_deliveries(any_database, 1)
+    (frozen,) = (await take(any_database)).deliveries
+    await shift_clock(any_database, LEASE_S + 1)
+    (other,) = (await take(any_database)).deliveries
+    late = [settlement(frozen, "scheduled", 429, park_s=600.0), settlement(frozen, "parked", 410, gone=True)]
+    assert [await settle(any_database, [attempt]) for attempt in late] == [0, 0]
+    assert await values(any_database, "select parked_until from webhooks") == [None]
+    assert [stored.webhook for stored in await list_webhooks(any_database, "acme")] == [one.webhook]
+    assert await settle(any_database, [settlement(other)]) == 1
+    await assert_ledger(any_database)
+
+
+async def test_the_states_that_attempts_lead_to(any_database: Database) -> None:
+    await some_deliveries(any_database, 4)
+    one, two, three, four = sorted((await take(any_database)).deliveries, key=lambda each: each.id)
+    failed = settlement(two, "scheduled", 500, after_s=300.0)
+    assert await settle(any_database, [settlement(one), failed, settlement(three, "exhausted", 404)]) == 3
+    found = await rows(
+        any_database, "select id, state, attempts, lease, finished_at is not null as done from deliveries"
+    )
+    assert [tuple(row.values()) for row in sorted(found, key=lambda row: row["id"])] == [
+        (1, "delivered", 1, None, True),
+        (2, "scheduled", 1, None, False),
+        (3, "exhausted", 1, None, True),
+        (4, "scheduled", 0, four.lease, False),
+    ]
+    assert await due_in_s(any_database) == [300, 60]
+    assert await counts(any_database) == {"delivered": 1, "scheduled": 2, "exhausted": 1}
+    assert await settle(any_database, []) == 0
+    await assert_ledger(any_database)
+
+
+async def test_attempts_are_written_once_each_and_stay(any_database: Database) -> None:
+    await some_deliveries(any_database, 1)
+    seen: list[dict[str, object]] = []
+    for number, status_code in enumerate((500, 503, 200), 1):
+        (delivery,) = (await take(any_database)).deliveries
+        assert delivery.attempt == number
+        done = settlement(delivery, "delivered" if status_code == 200 else "scheduled", status_code)
+        assert await settle(any_database, [done]) == 1
+        assert await settle(any_database, [done]) == 0  # the answer to the first COMMIT may have been lost
+        now = await rows(any_database, "select * from attempts order by number")
+        assert now[:-1] == seen
+        assert (now[-1]["number"], now[-1]["status"]) == (number, status_code)
+        seen = now
+    assert (await take(any_database)).deliveries == ()
+    await assert_ledger(any_database)
+
+
+async def test_an_attempt_without_a_status_has_an_error(any_database: Database) -> None:
+    await some_deliveries(any_database, 1)
+    (delivery,) = (await take(any_database)).deliveries
+    attempt = deliveries.Settlement(delivery, "scheduled", datetime.now(UTC), 15_000, None, "timeout", "", None, 5.0)
+    assert await settle(any_database, [attempt]) == 1
+    (row,) = await rows(any_database, "select status, error, duration_ms, address from attempts")
+    assert row == {"status": None, "error": "timeout", "duration_ms": 15_000, "address": None}
+    await assert_ledger(any_database)
+
+
+async def test_a_deleted_webhook_gets_at_most_what_is_in_flight_and_its_result_is_kept(any_database: Database) -> None:
+    outbox, one = await some_deliveries(any_database, 3)
+    accepted, refused = (await take(any_database, 2)).deliveries
+    await delete_webhook(any_database, "acme", one.id)
+    assert await states(any_database) == {"cancelled": 3}
+    assert (await take(any_database)).deliveries == ()
+    assert await values(any_database, "select 1 from webhook_secrets") == []
+    assert await list_webhooks(any_database, "acme") == []
+    assert await settle(any_database, [settlement(accepted), settlement(refused, "scheduled", 500, after_s=5.0)]) == 2
+    assert await states(any_database) == {"cancelled": 2, "delivered": 1}
+    assert sorted(await values(any_database, "select status from attempts")) == [200, 500]
+    await commit(outbox, funding(9))
+    assert await states(any_database) == {"cancelled": 2, "delivered": 1}
+    await shift_clock(any_database, 10 * LEASE_S)
+    assert (await take(any_database)).deliveries == ()
+    await assert_ledger(any_database)
+
+
+async def test_one_answer_410_disables_and_parks_everything(any_database: Database) -> None:
+    outbox, one = await some_deliveries(any_database, 5)
+    other = await webhook(any_database)
+    await commit(outbox, funding(10))
+    claimed = {each.id: each for each in (await take(any_database, 3)).deliveries}
+    gone, flying, accepted = claimed.values()
+    assert await settle(any_database, [settlement(gone, "parked", 410, gone=True)]) == 1
+    assert await states(any_database) == {"parked": 6, "scheduled": 1}
+    assert await values(any_database, "select distinct webhook_id from deliveries where state = 'parked'") == [one.id]
+    (stored,) = [each for each in await list_webhooks(any_database, "acme") if each.webhook.id == one.id]
+    assert (stored.webhook.active, stored.disabled_reason) == (False, "gone")
+    assert await values(any_database, "select active from webhook_revisions order by revision") == [True, True, False]
+    # what was in flight ends as it ends, but is not tried again
+    done = [settlement(flying, "scheduled", 500, after_s=5.0), settlement(accepted)]
+    assert await settle(any_database, done) == 2
+    assert await states(any_database) == {"parked": 5, "scheduled": 1, "delivered": 1}
+    await commit(outbox, funding(11))
+    assert [each.webhook_id for each in (await take(any_database)).deliveries] == [other.id, other.id]
+    await assert_ledger(any_database)
+
+
+async def test_answers_410_in_one_batch_and_from_two_senders_disable_once(any_database: Database) -> None:
+    await some_deliveries(any_database, 4)
+    one, two, three, four = (await take(any_database)).deliveries
+    batches = [[one, two], [three, four]]
+    done = await asyncio.gather(
+        *(settle(any_database, [settlement(each, "parked", 410, gone=True) for each in batch]) for batch in batches)
+    )
+    assert done == [2, 2]
+    assert await states(any_database) == {"parked": 4}
+    assert await values(any_database, "select count(*)::int from webhook_revisions") == [2]
+    await assert_ledger(any_database)
+
+
+async def test_a_parked_last_attempt_is_exhausted(any_database: Database) -> None:
+    await some_deliveries(any_database, 2)
+    gone, last = (await take(any_database)).deliveries
+    await settle(any_database, [settlement(gone, "parked", 410, gone=True)])
+    await settle(any_database, [settlement(last, "exhausted", 500)])
+    assert await states(any_database) == {"parked": 1, "exhausted": 1}
+    await assert_ledger(any_database)
+
+
+async def test_retry_after_parks_the_whole_webhook_and_no_other(any_database: Database) -> None:
+    outbox, one = await some_deliveries(any_database, 4)
+    other = await webhook(any_database)
+    await commit(outbox, funding(10))
+    await change(any_database, "update deliveries set next_attempt_at = db_now() + interval '1 h' where id = 4")
+    busy, *_ = (await take(any_database, 1)).deliveries
+    hinted = settlement(busy, "scheduled", 429, after_s=600.0, park_s=600.0)
+    assert await settle(any_database, [hinted]) == 1
+    assert await due_in_s(any_database, one.id) == [600, 600, 600, 3600, 600]
+    assert await due_in_s(any_database, other.id) == [0]
+    await commit(outbox, funding(11))
+    assert await due_in_s(any_database, one.id) == [600, 600, 600, 3600, 600, 600]
+    assert [each.webhook_id for each in (await take(any_database)).deliveries] == [other.id, other.id]
+    await shift_clock(any_database, 601)
+    assert len((await take(any_database)).deliveries) == 5 + 2  # and the leases of the other one are over
+    await assert_ledger(any_database)
+
+
+async def test_of_several_hints_the_longest_holds(any_database: Database) -> None:
+    await some_deliveries(any_database, 4)
+    one, two, three, _ = (await take(any_database)).deliveries
+    hints = [(one, 50.0), (two, 700.0)]
+    await settle(any_database, [settlement(each, "scheduled", 429, after_s=s, park_s=s) for each, s in hints])
+    await settle(any_database, [settlement(three, "exhausted", 503, park_s=20.0)])
+    assert await values(
+        any_database, "select round(extract(epoch from parked_until - db_now()))::int from webhooks"
+    ) == [700]
+    assert await due_in_s(any_database) == [700, 700, 60]  # the last one is in flight, and its lease gets no longer
+
+
+async def test_what_is_in_flight_when_its_webhook_is_parked_is_not_tried_before(any_database: Database) -> None:
+    """It failed with another answer, or its sender died: neither is a reason to disturb the receiver earlier."""
+    await some_deliveries(any_database, 3)
+    busy, failed, orphan = (await take(any_database)).deliveries
+    await settle(any_database, [settlement(busy, "scheduled", 429, after_s=600.0, park_s=600.0)])
+    await settle(any_database, [settlement(failed, "scheduled", 500, after_s=5.0)])
+    await shift_clock(any_database, 590)
+    assert (await take(any_database)).deliveries == ()
+    due_s = await next_due_s(any_database)
+    assert due_s is not None
+    assert 5 < due_s <= 10
+    await shift_clock(any_database, 601)
+    assert {each.id for each in (await take(any_database)).deliveries} == {busy.id, failed.id, orphan.id}
+
+
+async def test_parked_rows_do_not_stand_in_the_way_of_others(any_database: Database) -> None:
+    """I23: a claim that meets only such rows still makes progress."""
+    outbox, one = await some_deliveries(any_database, 30)
+    other = await webhook(any_database)
+    await commit(outbox, funding(99))
+    await change(any_database, "update webhooks set parked_until = db_now() + interval '1 h' where id = $1", one.id)
+    found: list[Delivery] = []
+    for _ in range(4):
+        found += (await take(any_database, 10)).deliveries
+    assert [each.webhook_id for each in found] == [other.id]
+    assert set(await due_in_s(any_database, one.id)) == {3600}
+
+
+@asynccontextmanager
+async def holding(database: Database, query: str, *arguments: object) -> AsyncIterator[None]:
+    """Locks what others will need, so that they meet in the order of the story."""
+    async with database.transaction() as held:
+        await held.execute(query, *arguments)
+        yield
+
+
+async def test_a_parking_settle_and_a_delete_do_not_wait_for_each_other_for_ever(any_database: Database) -> None:
+    _, one = await some_deliveries(any_database, 2)
+    busy, _ = (await take(any_database)).deliveries
+    async with holding(any_database, "select 1 from webhook_secrets for update"):
+        deleting = asyncio.create_task(delete_webhook(any_database, "acme", one.id))
+        await until_waiting(any_database, 1)
+        attempt = settlement(busy, "scheduled", 429, after_s=600.0, park_s=600.0)
+        settling = asyncio.create_task(settle(any_database, [attempt]))
+        await until_waiting(any_database, 2)
+    await deleting
+    assert await settling == 1
+    assert await states(any_database) == {"cancelled": 2}
+    await assert_ledger(any_database)
+
+
+async def test_a_settle_and_a_delete_take_rows_in_the_same_order(any_database: Database) -> None:
+    _, one = await some_deliveries(any_database, 2)
+    claimed = (await take(any_database)).deliveries
+    # now row 1 lies behind row 2, in the table and in its indexes
+    await change(any_database, "update deliveries set next_attempt_at = next_attempt_at + interval '1 s' where id = 1")
+    async with holding(any_database, "select 1 from deliveries where id = 1 for update"):
+        settling = asyncio.create_task(settle(any_database, [settlement(each) for each in claimed]))
+        await until_waiting(any_database, 1)
+        deleting = asyncio.create_task(delete_webhook(any_database, "acme", one.id))
+        await until_waiting(any_database, 2)
+    assert await settling == 2
+    await deleting
+    assert await states(any_database) == {"delivered": 2}
+    await assert_ledger(any_database)
+
+
+async def test_a_parking_and_a_disabling_settle_do_not_wait_for_each_other_for_ever(any_database: Database) -> None:
+    await some_deliveries(any_database, 4)
+    first, second, *_ = (await take(any_database, 2)).deliveries
+    async with holding(any_database, "select 1 from webhooks for no key update"):
+        disabling = asyncio.create_task(settle(any_database, [settlement(first, "parked", 410, gone=True)]))
+        await until_waiting(any_database, 1)
+        hinted = settlement(second, "scheduled", 429, after_s=600.0, park_s=600.0)
+        parking = asyncio.create_task(settle(any_database, [hinted]))
+        await until_waiting(any_database, 2)
+    assert (await disabling, await parking) == (1, 1)
+    assert await states(any_database) == {"parked": 4}
+    await assert_ledger(any_database)
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+async def test_a_settle_that_meets_a_delete_under_way_sees_it(any_database: Database, accepted: bool) -> None:
+    _, one = await some_deliveries(any_database, 1)
+    (delivery,) = (await take(any_database)).deliveries
+    attempt = settlement(delivery) if accepted else settlement(delivery, "scheduled", 500, after_s=5.0)
+    async with holding(any_database, "lock table webhook_revisions in exclusive mode"):
+        deleting = asyncio.create_task(delete_webhook(any_database, "acme", one.id))
+        await until_waiting(any_database, 1)
+        settling = asyncio.create_task(settle(any_database, [attempt]))
+        await until_waiting(any_database, 2)
+    await deleting
+    assert await settling == 1
+    assert await states(any_database) == {"delivered" if accepted else "cancelled": 1}
+    await assert_ledger(any_database)
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+async def test_a_delete_that_meets_a_settle_under_way_sees_it(any_database: Database, accepted: bool) -> None:
+    _, one = await some_deliveries(any_database, 1)
+    (delivery,) = (await take(any_database)).deliveries
+    await change(
+        any_database,
+        "create function hold() returns trigger language plpgsql as"
+        " $$ begin perform 1 from accounts for update; return new; end $$;"
+        " create trigger t before insert on attempts for each row execute function hold()",
+    )
+    attempt = settlement(delivery) if accepted else settlement(delivery, "scheduled", 500, after_s=5.0)
+    async with holding(any_database, "select 1 from accounts for update"):
+        settling = asyncio.create_task(settle(any_database, [attempt]))
+        await until_waiting(any_database, 1)
+        deleting = asyncio.create_task(delete_webhook(any_database, "acme", one.id))
+        await until_waiting(any_database, 2)
+    assert await settling == 1
+    await deleting
+    assert await states(any_database) == {"delivered" if accepted else "cancelled": 1}
+    await assert_ledger(any_database)
+
+
+async def test_both_secrets_of_a_rotation_are_there_until_the_old_one_ends(any_database: Database) -> None:
+    _, one = await some_deliveries(any_database, 1)
+    newer = seal(KEY, Secret("whsec_bmV3"), one.id, bytes(12))
+    await change(any_database, "update webhook_secrets set valid_until = db_now() + interval '1 h'")
+    await change(any_database, "insert into webhook_secrets values ($1, db_now(), $2, $3)", one.id, KEY.id, newer)
+
+    async def secrets() -> list[str]:
+        (delivery,) = (await take(any_database, 1)).deliveries
+        return [open_sealed(KEY, secret.sealed, delivery.webhook_id).reveal() for secret in delivery.secrets]
+
+    assert await secrets() == ["whsec_bmV3", one.secret]
+    await shift_clock(any_database, 3601)
+    assert await secrets() == ["whsec_bmV3"]
+
+
+async def dump(database: Database) -> str:
+    """Every value of every table, bytes as hex."""
+    names = await values(database, "select tablename from pg_tables where schemaname = current_schema")
+    return "\n".join([str(row) for name in names for row in await values(database, f"select t::text from {name} t")])
+
+
+def spellings(secret: str) -> list[str]:
+    encoded = secret.removeprefix("whsec_")
+    raw = base64.b64decode(encoded)
+    return ["whsec_", encoded, secret.encode().hex(), encoded.encode().hex(), raw.hex(), b"whsec_".hex()]
+
+
+async def test_no_secret_can_be_read_from_the_database(any_database: Database) -> None:
+    _, one = await some_deliveries(any_database, 1)
+    text = await dump(any_database)
+    assert one.id in text
+    assert [word for word in spellings(one.secret) if word in text] == []
+    assert await sealed_key_ids(any_database) == {KEY.id}
+    # a sealed secret is good for its own webhook only
+    two = await webhook(any_database)
+    sealed = await values(any_database, "select sealed from webhook_secrets where webhook_id = $1", one.id)
+    with pytest.raises(SealBroken):
+        open_sealed(KEY, sealed[0], two.id)
+    await change(any_database, "update accounts set name = $1", one.secret)  # negative control
+    assert len([word for word in spellings(one.secret) if word in await dump(any_database)]) == 2
+
+
+async def test_when_the_next_one_is_due(any_database: Database) -> None:
+    outbox = await simple_world(any_database)
+    assert await next_due_s(any_database) is None
+    one = await webhook(any_database)
+    await commit(outbox, funding(1), funding(2))
+    assert await next_due_s(any_database) == 0
+    first, second = (await take(any_database)).deliveries
+    due_s = await next_due_s(any_database)
+    assert due_s is not None
+    assert LEASE_S - 5 < due_s <= LEASE_S  # if the claimer should die
+    await settle(any_database, [settlement(first, "scheduled", 500, after_s=30.0), settlement(second)])
+    due_s = await next_due_s(any_database)
+    assert due_s is not None
+    assert 25 < due_s <= 30
+    await shift_clock(any_database, 40)
+    assert await next_due_s(any_database) == 0
+    overview = await status.read(any_database)
+    assert overview.oldest_pending_s is not None
+    assert 40 <= overview.oldest_pending_s < 50
+    await delete_webhook(any_database, "acme", one.id)
+    assert await next_due_s(any_database) is None
+    assert (await status.read(any_database)).oldest_pending_s is None
+
+
+async def test_a_step_of_the_clock_moves_schedules_only_by_itself(any_database: Database) -> None:
+    """D15, P11: with the database's clock an hour back nothing is early, and nothing is stuck once it is right."""
+    await some_deliveries(any_database, 2)
+    first, _ = (await take(any_database)).deliveries
+    await settle(any_database, [settlement(first, "scheduled", 500, after_s=5.0)])
+    await shift_clock(any_database, -3600)
+    assert (await take(any_database)).deliveries == ()
+    await shift_clock(any_database, LEASE_S + 1)
+    assert len((await take(any_database)).deliveries) == 2
+
+
+async def test_claims_of_two_accounts_stay_their_own(any_database: Database) -> None:
+    outbox, one = await some_deliveries(any_database, 1)
+    await account(any_database, "umbra")
+    await vault(any_database, "u1", account_id="umbra", at="v1", first_block=1)
+    two = await webhook(any_database, account_id="umbra")
+    await commit(outbox, funding(7))
+    claimed = {(each.webhook_id, each.event_id.split("_")[2]) for each in (await take(any_database)).deliveries}
+    assert claimed == {(one.id, "acme"), (two.id, "umbra")}
+    await assert_ledger(any_database)

@@ -1,0 +1,286 @@
+"""Small builders for stories about the store and the dispatcher, and the check that every ledger adds up (P9)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from typing import Any, Literal
+from uuid import uuid4
+
+import asyncpg
+
+from vaultevents.core.events import Event, FundingReceived, Observation, WithdrawalClaimed, project
+from vaultevents.core.sealing import MasterKey, Secret
+from vaultevents.core.signing import new_secret
+from vaultevents.core.units import Address, Hash32, Wei
+from vaultevents.core.webhooks import Webhook
+from vaultevents.store import accounts, webhooks
+from vaultevents.store.deliveries import Claim, Delivery, Settlement, claim
+from vaultevents.store.embedded import ServerAddress
+from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
+from vaultevents.store.pool import Connection, Database, open_database
+
+KEY = MasterKey(bytes(range(32)))
+LEASE_S = 60.0
+EARLIER = datetime(2026, 1, 1, tzinfo=UTC)
+
+_serial = count(1)
+
+
+def address(name: str) -> Address:
+    """The same 20 bytes for the same name."""
+    return Address(hashlib.sha256(name.encode()).digest()[:20])
+
+
+def tx_hash(number: int) -> Hash32:
+    return Hash32(hashlib.sha256(b"tx %d" % number).digest())
+
+
+def funding(number: int, block: int = 10, vault: str = "v1", amount_wei: int = 10**18) -> Observation:
+    """A funding of the vault at `address(vault)`, in a transaction of its own for each `number`."""
+    payload = FundingReceived(tx_hash(number), Wei(amount_wei), address(vault), 1)
+    return Observation(address(vault), block, 1_760_000_000_000 + 12_000 * block, payload)
+
+
+def claimed(request_id: int, block: int = 10, queue: str = "q1", amount_wei: int = 10**18) -> Observation:
+    """A claim at the withdrawal queue at `address(queue)`."""
+    payload = WithdrawalClaimed(
+        tx_hash(amount_wei), request_id, address("recipient"), address("owner"), Wei(amount_wei), address(queue)
+    )
+    return Observation(address(queue), block, 1_760_000_000_000 + 12_000 * block, payload)
+
+
+async def account(database: Database, account_id: str = "acme") -> None:
+    await accounts.add_account(database, account_id, account_id.title())
+
+
+async def vault(
+    database: Database,
+    vault_id: str = "v1",
+    *,
+    account_id: str = "acme",
+    at: str | None = None,
+    queue: str | None = None,
+    first_block: int = 0,
+    deliver: bool = True,
+) -> accounts.Registered:
+    """Registers the vault at `address(at)`, by default at the address that is named like it."""
+    queue_at = None if queue is None else address(queue)
+    return await accounts.add_vault(
+        database, account_id, vault_id, address(at or vault_id), queue_at, first_block, deliver=deliver
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A stored webhook and the secret that its owner was shown."""
+
+    webhook: Webhook
+    secret: str
+
+    @property
+    def id(self) -> str:
+        return self.webhook.id
+
+
+async def webhook(
+    database: Database,
+    *,
+    account_id: str = "acme",
+    url: str = "https://receiver.example/hook",
+    event_types: Sequence[str] | None = None,
+    vault_ids: Sequence[str] | None = None,
+    active: bool = True,
+) -> Subscription:
+    number = next(_serial)
+    secret = new_secret(hashlib.sha256(b"secret %d" % number).digest())
+    types = None if event_types is None else tuple(event_types)
+    vaults = None if vault_ids is None else tuple(vault_ids)
+    made = Webhook(f"wh-{number}", account_id, url, types, vaults, active)
+    await webhooks.create_webhook(database, made, Secret(secret), KEY, number.to_bytes(12))
+    return Subscription(made, secret)
+
+
+async def live_at(database: Database, block: int) -> Outbox:
+    """Makes the live cursor of the logs at `block`."""
+    await accounts.open_stream(database, "logs", block, "0xanchor")
+    return Outbox(database)
+
+
+async def simple_world(database: Database) -> Outbox:
+    """One account `acme` with the vault `v1` and its queue `q1` from block 1 on; the logs are read up to block 0."""
+    await account(database)
+    await vault(database, queue="q1", first_block=1)
+    return await live_at(database, 0)
+
+
+async def live(outbox: Outbox) -> Cursor:
+    cursor = await outbox.live("logs")
+    assert cursor is not None
+    return cursor
+
+
+async def events_of(outbox: Outbox, observations: Iterable[Observation]) -> tuple[list[Event], int]:
+    """The events by today's registry, and its version."""
+    registry = await outbox.registry()
+    return [event for one in observations for event in project(one, registry)], registry.version
+
+
+async def commit(outbox: Outbox, *observations: Observation) -> Committed:
+    """Commits the events of the next block; fails when the cursor is lost."""
+    cursor = await live(outbox)
+    found, version = await events_of(outbox, observations)
+    outcome = await outbox.commit(cursor, cursor.moved(cursor.position + 1, None), found, version)
+    assert not isinstance(outcome, Lost)
+    return outcome
+
+
+async def some_deliveries(database: Database, number: int) -> tuple[Outbox, Subscription]:
+    """A simple world with `number` fundings, sent to one webhook that receives everything."""
+    outbox = await simple_world(database)
+    subscription = await webhook(database)
+    await commit(outbox, *(funding(n) for n in range(number)))
+    return outbox, subscription
+
+
+async def take(database: Database, limit: int = 500) -> Claim:
+    return await claim(database, limit, uuid4(), LEASE_S)
+
+
+def settlement(
+    delivery: Delivery,
+    state: Literal["scheduled", "delivered", "exhausted", "parked"] = "delivered",
+    status: int = 200,
+    **options: Any,
+) -> Settlement:
+    """An attempt that was answered with `status`."""
+    return Settlement(delivery, state, EARLIER, 5, status, None, "", "127.0.0.1", **options)
+
+
+async def rows(database: Database, query: str, *arguments: object) -> list[dict[str, Any]]:
+    async with database.transaction() as connection:
+        return [dict(row) for row in await connection.fetch(query, *arguments)]
+
+
+async def values(database: Database, query: str, *arguments: object) -> list[Any]:
+    """The first column of each row."""
+    return [next(iter(row.values())) for row in await rows(database, query, *arguments)]
+
+
+async def states(database: Database) -> dict[str, int]:
+    found = await rows(database, "select state, count(*)::int as n from deliveries group by state")
+    return {row["state"]: row["n"] for row in found}
+
+
+async def deliveries_of(database: Database, webhook_id: str) -> list[str]:
+    """The ids of the events that were fanned out to a webhook, sorted."""
+    return await values(
+        database,
+        "select e.id from deliveries d join events e on e.seq = d.event_seq where d.webhook_id = $1 order by e.id",
+        webhook_id,
+    )
+
+
+async def until_waiting(database: Database, number: int) -> None:
+    """Returns once this many sessions that work on this schema wait for a lock."""
+    async with asyncio.timeout(5):
+        while await values(database, _WAITING) != [number]:
+            await asyncio.sleep(0.005)
+
+
+_WAITING = """
+select count(distinct waiting.pid)::int from pg_locks waiting join pg_locks held using (pid)
+where not waiting.granted and held.granted
+    and held.relation in (select oid from pg_class where relnamespace = current_schema()::regnamespace)
+"""
+
+
+async def shift_clock(database: Database, seconds: float) -> None:
+    """From now on the database's clock, which decides schedules and leases, is this far ahead of the real one."""
+    async with database.transaction() as connection:
+        await connection.execute(
+            "create or replace function db_now() returns timestamptz language sql volatile as"
+            f" 'select clock_timestamp() + make_interval(secs => {float(seconds)})'"
+        )
+
+
+@asynccontextmanager
+async def own_database(server: ServerAddress, pool_size: int = 8) -> AsyncIterator[Database]:
+    """A database, not only a schema: NOTIFY and pg_stat_activity then concern nobody else."""
+    name = f"d_{uuid4().hex}"
+    admin = await asyncpg.connect(**server.connect_kwargs())
+    try:
+        await admin.execute(f"create database {name}")
+        opened = await open_database({**server.connect_kwargs(), "database": name}, pool_size=pool_size)
+        try:
+            yield opened
+        finally:
+            await opened.close()
+            await admin.execute(f"drop database {name} with (force)")
+    finally:
+        await admin.close()
+
+
+# What was due by the filters of the moment, told from the history of the filters alone.
+_DUE = """
+with due as (
+    select e.seq as event_seq, f.webhook_id
+    from events e cross join lateral (
+        select distinct on (r.webhook_id) r.* from webhook_revisions r
+        where r.revision <= e.filter_revision order by r.webhook_id, r.revision desc
+    ) f
+    where not e.quiet and f.active and f.account_id = e.account_id
+        and (f.event_types is null or e.event_type = any(f.event_types))
+        and (f.vault_ids is null or e.vault_id = any(f.vault_ids))
+)
+select coalesce(d.event_seq, due.event_seq) as event, coalesce(d.webhook_id, due.webhook_id) as webhook,
+    case when d.id is null then 'is missing' else 'was never due' end as problem
+from due full join deliveries d using (event_seq, webhook_id)
+where d.id is null or due.webhook_id is null
+"""
+
+_BROKEN = """
+with told as (
+    select d.*, w.active, w.deleted_at is not null as deleted, count(a.number) as posted, min(a.number) as lowest,
+        max(a.number) as highest, count(a.number) filter (where a.status between 200 and 299) as accepted,
+        coalesce(bool_or((a.status is null) = (a.error is null)) filter (where a.number is not null), false) as unclear
+    from deliveries d join webhooks w on w.id = d.webhook_id left join attempts a on a.delivery_id = d.id
+    group by d.id, w.id
+)
+select id, state, problem from told, lateral (values
+    ('attempts are not its attempt rows', attempts <> posted),
+    ('attempt rows are not numbered 1, 2, 3 …', posted > 0 and (lowest <> 1 or highest <> posted)),
+    ('an attempt has neither or both of status and error', unclear),
+    ('delivered without a 2xx, or a 2xx without being delivered', (state = 'delivered') <> (accepted > 0)),
+    ('attempted again after a 2xx', accepted > 1),
+    ('exhausted without an attempt', state = 'exhausted' and posted = 0),
+    ('scheduled without a time, or the other way round', (state = 'scheduled') <> (next_attempt_at is not null)),
+    ('finished without saying when, or the other way round',
+        (state in ('delivered', 'exhausted', 'cancelled')) <> (finished_at is not null)),
+    ('pending for a deleted webhook', deleted and state in ('scheduled', 'parked')),
+    ('cancelled for a webhook that is there', not deleted and state = 'cancelled'),
+    ('due for a webhook that is off', not active and state = 'scheduled')
+) as rule (problem, broken) where broken
+"""
+
+
+async def assert_ledger(database: Database) -> None:
+    """Each event × webhook that matched at fan-out has exactly one delivery, and its state is what was posted."""
+    async with database.transaction() as connection:
+        problems = await ledger_problems(connection)
+    assert not problems, problems
+
+
+async def ledger_problems(connection: Connection) -> list[dict[str, Any]]:
+    return [dict(row) for query in (_DUE, _BROKEN) for row in await connection.fetch(f"{query} limit 5")]
+
+
+async def assert_delivered(database: Database, number: int) -> None:
+    """The ledger adds up, and all of `number` deliveries were accepted."""
+    await assert_ledger(database)
+    assert await states(database) == {"delivered": number}
