@@ -114,10 +114,10 @@ def test(arguments: list[str]) -> int:
 
 def bench(arguments: list[str]) -> int:
     environment("test")
-    names = sorted(p.stem for p in (ROOT / "bench").glob("*.py") if not p.stem.startswith("_"))
-    if not arguments or arguments[0] not in names:
+    names = sorted(p.stem.replace("_", "-") for p in (ROOT / "bench").glob("*.py") if not p.stem.startswith("_"))
+    if not arguments or arguments[0].replace("_", "-") not in names:
         stop(f"usage: python3 dev.py bench NAME [--json], NAME one of: {', '.join(names) or '(none yet)'}")
-    return run(str(ROOT / "bench" / f"{arguments[0]}.py"), *arguments[1:])
+    return run(str(ROOT / "bench" / f"{arguments[0].replace('-', '_')}.py"), *arguments[1:])
 
 
 def main(arguments: list[str]) -> int:  # noqa: RET503 - execv does not return

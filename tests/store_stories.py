@@ -19,7 +19,7 @@ from vaultevents.core.sealing import MasterKey, Secret
 from vaultevents.core.signing import new_secret
 from vaultevents.core.units import Address, Hash32, Wei
 from vaultevents.core.webhooks import Webhook
-from vaultevents.store import accounts, webhooks
+from vaultevents.store import accounts, cursors, webhooks
 from vaultevents.store.deliveries import Claim, Delivery, Settlement, claim
 from vaultevents.store.embedded import ServerAddress
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
@@ -108,7 +108,7 @@ async def webhook(
 
 async def live_at(database: Database, block: int) -> Outbox:
     """Makes the live cursor of the logs at `block`."""
-    await accounts.open_stream(database, "logs", block, "0xanchor")
+    await cursors.open_stream(database, "logs", block, "0xanchor")
     return Outbox(database)
 
 

@@ -4,19 +4,54 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 
+from vaultevents.chain.beacon import BeaconChain, BeaconOptions
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
+from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.units import Address, hex_text
+from vaultevents.devnet.beaconapi import BeaconServer
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.truth import Registration
 from vaultevents.devnet.world import World
-from vaultevents.store import accounts
+from vaultevents.store import accounts, cursors
 from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.store.pool import Database
+from vaultevents.store.validators import earliest_epoch
+from vaultevents.watch.discovery import Discovery
 from vaultevents.watch.logs import LogsSource
+from vaultevents.watch.validators import ValidatorsSource
 from vaultevents.watch.watcher import Advanced, Done, Idle, Source, advance
+from vaultevents.watch.withdrawals import WithdrawalsSource
 
 Rows = dict[tuple[str, str], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class StakingSources:
+    """What reads activations, exits and withdrawals of a world."""
+
+    discovery: Discovery
+    validators: ValidatorsSource
+    withdrawals: WithdrawalsSource
+    beacon: BeaconChain
+    time: ChainTime
+
+    async def open(self, database: Database) -> None:
+        """Makes the live cursors at the heads, as the first start of the daemon does."""
+        await self.discovery.step()
+        for source in (self.validators, self.withdrawals):
+            earliest = partial(earliest_epoch, time=self.time)
+            await cursors.open_stream(database, source.stream, await source.head(), None, earliest)
+
+    async def follow(self, outbox: Outbox, step: int = 3) -> None:
+        """Discovery, then both streams up to their heads."""
+        await self.discovery.step()
+        for source in (self.validators, self.withdrawals):
+            await read_to_head(source, outbox, step)
+        await self.discovery.step()
+        await read_to_head(self.validators, outbox, step)
 
 
 @asynccontextmanager
@@ -29,6 +64,34 @@ async def reading(*servers: ExecutionServer, options: ExecutionOptions | None = 
     finally:
         for server in servers:
             await server.stop()
+
+
+@asynccontextmanager
+async def staking(
+    database: Database, world: World, node: ExecutionServer, beacon_node: BeaconServer
+) -> AsyncIterator[StakingSources]:
+    """Discovery and the two sources of the beacon chain, whose clock shows the time of the chain's head."""
+    beacon_options = BeaconOptions(retry_wait_s=0.01, set_aside_s=0.05)
+    options = ExecutionOptions(retry_wait_s=0.01, set_aside_s=0.05)
+
+    def now_s() -> float:
+        return float(world.chain.head.timestamp_s)
+
+    urls = [await node.start()], [await beacon_node.start()]
+    try:
+        async with (
+            ExecutionChain(urls[0], head=HeadPolicy(), options=options) as chain,
+            BeaconChain(urls[1], beacon_options, clock=now_s) as beacon,
+        ):
+            identity = await beacon.identity()
+            beacon.expect(identity)
+            discovery = Discovery(beacon, chain, database, identity.time, poll_s=0.05)
+            validators = ValidatorsSource(database, identity.time, lambda: int(now_s()))
+            withdrawals = WithdrawalsSource(chain, beacon, database, identity.time, discovery.meet)
+            yield StakingSources(discovery, validators, withdrawals, beacon, identity.time)
+    finally:
+        await node.stop()
+        await beacon_node.stop()
 
 
 async def add_accounts(database: Database, registrations: Iterable[Registration]) -> None:
@@ -53,7 +116,7 @@ async def open_at(database: Database, world: World, block: int) -> None:
     """Makes the live cursor at a block of the world, as the first start of the daemon does at the head."""
     found = world.chain.block(block)
     assert found is not None
-    await accounts.open_stream(database, "logs", block, hex_text(found.hash))
+    await cursors.open_stream(database, "logs", block, hex_text(found.hash))
 
 
 async def read_to_head(source: Source, outbox: Outbox, step: int = 50) -> list[Advanced]:

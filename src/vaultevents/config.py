@@ -4,29 +4,51 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 import platformdirs
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from vaultevents.core.errors import ConfigError, VaulteventsError
 from vaultevents.core.retries import SCHEDULE_S, parse_schedule
 from vaultevents.core.signing import check_plain_header
-from vaultevents.core.units import parse_address
-from vaultevents.core.webhooks import DEFAULT_PORTS, parse_allow, parse_network
+from vaultevents.core.units import Address, parse_address
+from vaultevents.core.webhooks import DEFAULT_PORTS, AllowRule, parse_allow, parse_network
+from vaultevents.core.webhooks import Network as IPNetwork
 
 DEFAULT_FILE = Path("vaultevents.toml")
 ENV_PREFIX = "VAULTEVENTS_"
-NETWORKS = ("devnet", "hoodi", "mainnet")
+ENV_FILE = f"{ENV_PREFIX}CONFIG"
+
+Network: TypeAlias = Literal["devnet", "hoodi", "mainnet"]
+NETWORKS: tuple[Network, ...] = get_args(Network)
+CHAIN_IDS = {"hoodi": 560048, "mainnet": 1}
+"""A devnet may have any."""
+PATHS = ("data_dir", "master_key_file", "delivery.ca_file")
+"""Settings of the file that count from its directory when they are relative."""
 
 
 def _rule(check: Any) -> Any:
-    """Lets a rule of the core speak as a validator: its sentence becomes the message."""
+    """Lets a rule of the core, which is for texts, speak as a validator: its sentence becomes the message."""
 
     def validate(value: Any) -> Any:
+        if not isinstance(value, str):
+            raise ValueError("should be a text")
         try:
             return check(value)
         except VaulteventsError as error:
@@ -39,23 +61,44 @@ def _split(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-def _each(check: Any) -> Any:
-    return _rule(lambda values: tuple(check(value) for value in values))
-
-
 def _http_url(url: SecretStr) -> SecretStr:
     if not url.get_secret_value().startswith(("http://", "https://")):
-        raise ConfigError("a node's URL begins with http:// or https://")
+        raise ValueError("a node's URL begins with http:// or https://")
     return url
 
 
+def _meant(value: Any) -> Any:
+    """No setting is a boolean, which would pass as 0 or 1, and none says anything by being an empty text."""
+    if isinstance(value, bool):
+        raise ValueError("should not be true or false")
+    if value == "":
+        raise ValueError("is empty: give it a value or remove it")
+    return value
+
+
+COMMAS = BeforeValidator(_split)
+"""A list that may also be a text with commas, as the environment has it."""
+
+
 def _schedule(value: Any) -> Any:
-    return parse_schedule(value) if isinstance(value, str) else value
+    return _rule(parse_schedule)(value) if isinstance(value, str) else value
 
 
-Url = Annotated[SecretStr, AfterValidator(_rule(_http_url))]
-Addresses = Annotated[tuple[Any, ...], NoDecode, BeforeValidator(_split), AfterValidator(_each(parse_address))]
-ContractAddress = Annotated[Any, AfterValidator(_rule(parse_address))]
+def _home(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"there is no home directory {path.parts[0]}") from None
+
+
+Url = Annotated[SecretStr, AfterValidator(_http_url)]
+ContractAddress = Annotated[Address, BeforeValidator(_rule(parse_address))]
+Allowed = Annotated[AllowRule, BeforeValidator(_rule(parse_allow))]
+Denied = Annotated[IPNetwork, BeforeValidator(_rule(parse_network))]
+HeaderName = Annotated[str, BeforeValidator(_rule(check_plain_header))]
+FilePath = Annotated[Path, AfterValidator(_home)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -63,26 +106,37 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
+    _as_meant = field_validator("*", mode="before")(_meant)
+
 
 class ExecutionSettings(Section):
     """How the execution chain is read."""
 
-    urls: Annotated[tuple[Url, ...], NoDecode, BeforeValidator(_split)] = ()
+    urls: Annotated[tuple[Url, ...], NoDecode, COMMAS] = ()
     head: str = "finalized"
     headers: Literal["every", "edges"] = "every"
-    poll_interval_s: float = Field(default=4.0, gt=0)
+    poll_interval_s: Seconds = 4.0
     span_blocks: int = Field(default=1000, ge=1, le=100_000)
     max_range_blocks: int = Field(default=10_000, ge=1)
     batch_size: int = Field(default=100, ge=1, le=1000)
     suspicion_share: float = Field(default=1.0, ge=0, le=1)
-    timeout_s: float = Field(default=30.0, gt=0)
+    timeout_s: Seconds = 30.0
+
+
+class BeaconSettings(Section):
+    """How the beacon chain is read; without a URL activations, exits and withdrawals are not watched."""
+
+    urls: Annotated[tuple[Url, ...], NoDecode, COMMAS] = ()
+    poll_interval_s: Seconds = 12.0
+    scan: Literal["json", "ssz"] = "json"
+    timeout_s: Seconds = 30.0
 
 
 class ContractSettings(Section):
     """Addresses of the protocol on this network; empty on a devnet."""
 
     lido_locator: ContractAddress | None = None
-    lazy_oracles: Addresses = ()
+    lazy_oracles: Annotated[tuple[ContractAddress, ...], NoDecode, COMMAS] = ()
     wrapper_factory: ContractAddress | None = None
     core_withdrawal_queue: ContractAddress | None = None
 
@@ -90,17 +144,27 @@ class ContractSettings(Section):
 class DeliverySettings(Section):
     """How webhooks are posted."""
 
-    schedule: Annotated[tuple[int, ...], NoDecode, BeforeValidator(_rule(_schedule))] = SCHEDULE_S
+    schedule: Annotated[
+        tuple[Annotated[int, Field(gt=0)], ...], NoDecode, BeforeValidator(_schedule), Field(min_length=1)
+    ] = SCHEDULE_S
     concurrency: int = Field(default=64, ge=1, le=10_000)
-    connect_timeout_s: float = Field(default=5.0, gt=0)
-    timeout_s: float = Field(default=15.0, gt=0, lt=60)
-    lease_s: float = Field(default=60.0, gt=0)
-    poll_interval_s: float = Field(default=1.0, gt=0)
-    ports: Annotated[frozenset[int], NoDecode, BeforeValidator(_split)] = DEFAULT_PORTS
-    allow: Annotated[tuple[Any, ...], NoDecode, BeforeValidator(_split), AfterValidator(_each(parse_allow))] = ()
-    deny: Annotated[tuple[Any, ...], NoDecode, BeforeValidator(_split), AfterValidator(_each(parse_network))] = ()
-    ca_file: Path | None = None
-    plain_signature_header: Annotated[str | None, AfterValidator(_rule(lambda v: v and check_plain_header(v)))] = None
+    connect_timeout_s: Seconds = 5.0
+    timeout_s: Annotated[Seconds, Field(lt=60)] = 15.0
+    lease_s: Seconds = 60.0
+    poll_interval_s: Seconds = 1.0
+    ports: Annotated[frozenset[Port], NoDecode, COMMAS] = DEFAULT_PORTS
+    allow: Annotated[tuple[Allowed, ...], NoDecode, COMMAS] = ()
+    deny: Annotated[tuple[Denied, ...], NoDecode, COMMAS] = ()
+    ca_file: FilePath | None = None
+    plain_signature_header: HeaderName | None = None
+
+    @model_validator(mode="after")
+    def _leases_outlive_attempts(self) -> Self:
+        if self.lease_s <= self.timeout_s:
+            raise ValueError(
+                f"lease_s ({self.lease_s:g} s) must exceed timeout_s ({self.timeout_s:g} s), or deliveries are repeated"
+            )
+        return self
 
 
 class LogSettings(Section):
@@ -111,20 +175,27 @@ class LogSettings(Section):
 
 
 class Settings(BaseSettings):
-    """Everything an operator can set."""
+    """Everything an operator can set. Made by `load`, or by `given`, which does not look at the environment."""
 
+    reads_environment: ClassVar[bool] = False
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__", arbitrary_types_allowed=True
+        frozen=True,
+        extra="forbid",
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        arbitrary_types_allowed=True,
     )
 
-    network: Literal["devnet", "hoodi", "mainnet"]
+    network: Network
     chain_id: int = Field(ge=1)
-    data_dir: Path | None = None
+    data_dir: FilePath | None = None
     database_url: SecretStr | None = None
     database_schema: str = "vaultevents"
     master_key: SecretStr | None = None
-    master_key_file: Path | None = None
+    master_key_file: FilePath | None = None
     execution: ExecutionSettings = ExecutionSettings()
+    beacon: BeaconSettings = BeaconSettings()
     contracts: ContractSettings = ContractSettings()
     delivery: DeliverySettings = DeliverySettings()
     log: LogSettings = LogSettings()
@@ -132,7 +203,19 @@ class Settings(BaseSettings):
     @property
     def directory(self) -> Path:
         """Where the embedded database and its key file live: by default one per network, in the user's data."""
-        return self.data_dir or Path(platformdirs.user_data_dir("vaultevents", appauthor=False)) / self.network
+        directory = self.data_dir or Path(platformdirs.user_data_dir("vaultevents", appauthor=False)) / self.network
+        return directory.absolute()
+
+    _as_meant = field_validator("*", mode="before")(_meant)
+
+    @model_validator(mode="after")
+    def _chain_of_the_network(self) -> Self:
+        known = CHAIN_IDS.get(self.network, self.chain_id)
+        if self.chain_id != known:
+            raise ValueError(
+                f"'{self.network}' is chain {known}, and chain_id says {self.chain_id}: correct one of them"
+            )
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -143,26 +226,42 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment stands above what the file says."""
-        return (env_settings, init_settings)
+        return (env_settings, init_settings) if cls.reads_environment else (init_settings,)
+
+
+class _UnderEnvironment(Settings):
+    """The same, with the environment above what the file says."""
+
+    reads_environment: ClassVar[bool] = True
+
+
+def chosen_file(path: Path | None = None) -> Path:
+    """`path`, else the file named by VAULTEVENTS_CONFIG, else `vaultevents.toml` in the working directory."""
+    return path or Path(os.environ.get(ENV_FILE) or DEFAULT_FILE)
 
 
 def load(path: Path | None = None) -> Settings:
     """The settings of a file and the environment; raises `ConfigError` with one sentence that says what to mend.
 
-    Without `path`: the file named by VAULTEVENTS_CONFIG, else `vaultevents.toml` in the working directory.
+    Relative paths in the file count from its directory, those in the environment from the working directory.
     """
-    chosen = path or Path(os.environ.get(f"{ENV_PREFIX}CONFIG", DEFAULT_FILE))
+    chosen = chosen_file(path)
     _refuse_unknown_variables()
-    return parse(_read(chosen), str(chosen))
+    return _parse(_UnderEnvironment, _anchored(_read(chosen), chosen.absolute().parent), str(chosen))
 
 
-def parse(values: dict[str, Any], name: str, *, env_prefix: str = ENV_PREFIX) -> Settings:
-    """Settings from already parsed values, under the environment's; `name` says in messages where they came from."""
+def given(values: dict[str, Any], name: str) -> Settings:
+    """Settings from these values alone; `name` says in messages where they came from. Raises `ConfigError`."""
+    return _parse(Settings, values, name)
+
+
+def _parse(kind: type[Settings], values: dict[str, Any], name: str) -> Settings:
+    if strange := [key for key in values if key.startswith("_")]:  # they would be options of BaseSettings
+        raise ConfigError(f"{name}: the key '{strange[0]}' is not known: remove it")
     try:
-        return Settings(_env_prefix=env_prefix, **values)
+        return kind(**values)
     except ValidationError as error:
-        raise ConfigError(f"{name}: {_sentence(error)}") from None
+        raise ConfigError(_sentence(error, name, os.environ if kind.reads_environment else ())) from None
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -178,32 +277,71 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
+def _anchored(values: dict[str, Any], directory: Path) -> dict[str, Any]:
+    for name in PATHS:
+        *tables, key = name.split(".")
+        holder: Any = values
+        for table in tables:
+            holder = holder.get(table)
+        if isinstance(holder, dict) and isinstance(holder.get(key), str) and not holder[key].startswith(("~", "/")):
+            holder[key] = holder[key] and str(directory / holder[key])
+    return values
+
+
+def _tables() -> dict[str, type[BaseModel]]:
+    found = {name: info.annotation for name, info in Settings.model_fields.items()}
+    return {name: kind for name, kind in found.items() if isinstance(kind, type) and issubclass(kind, Section)}
+
+
 def _refuse_unknown_variables() -> None:
-    known = {f"{ENV_PREFIX}{name}".upper() for name in Settings.model_fields} | {f"{ENV_PREFIX}CONFIG"}
+    tables = _tables()
+    names = [name for name in Settings.model_fields if name not in tables]
+    names += [f"{table}__{key}" for table, kind in tables.items() for key in kind.model_fields]
+    known = [ENV_FILE, *(f"{ENV_PREFIX}{name}".upper() for name in names)]
     for name in os.environ:
-        if name.startswith(ENV_PREFIX) and name.split("__")[0] not in known:
-            close = difflib.get_close_matches(name, sorted(known), 1)
-            hint = f": did you mean {close[0]}?" if close else ", so it has no effect: remove it"
-            raise ConfigError(f"the environment variable {name} is not known{hint}")
+        variable = name.upper()
+        if not variable.startswith(ENV_PREFIX) or variable in known:
+            continue
+        if parts := [one for one in known if one.startswith(f"{variable}__")]:
+            raise ConfigError(f"the environment variable {name} is a table: set its parts, such as {parts[0]}")
+        close = difflib.get_close_matches(variable[len(ENV_PREFIX) :], [one[len(ENV_PREFIX) :] for one in known], 1)
+        hint = f": did you mean {ENV_PREFIX}{close[0]}?" if close else ", so it has no effect: remove it"
+        raise ConfigError(f"the environment variable {name} is not known{hint}")
 
 
-def _sentence(error: ValidationError) -> str:
-    """The first thing that is wrong, by its name in the file; never the value, which may be a secret."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(str(first["loc"][-1]), _names_beside(first["loc"]), 1)
-        return f"the key '{where}' is not known" + (f": did you mean '{close[0]}'?" if close else ": remove it")
-    if first["type"] == "missing":
-        return f"'{where}' is missing: add it (see 'vaultevents init' for an example)"
-    return f"'{where}': {first['msg'].removeprefix('Value error, ')}"
+_LISTS = {"tuple_type", "frozen_set_type"}
+_TOO_SHORT = re.compile(r"\w+ (should have at least \d+ item).*")
 
 
-def _names_beside(location: tuple[int | str, ...]) -> list[str]:
-    model: type[BaseModel] = Settings
-    for part in location[:-1]:
-        inner = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            return []
-        model = inner
-    return list(model.model_fields)
+def _sentence(error: ValidationError, name: str, environment: Iterable[str]) -> str:
+    """The first thing that is wrong, by its name; never the value, which may be a secret."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    path = [part for part in first["loc"] if isinstance(part, str)]
+    where, kind = ".".join(path), first["type"]
+    if kind == "extra_forbidden":
+        return f"{name}: the key '{where}' is not known: {_advice(path)}"
+    if kind == "missing":
+        return f"{name}: '{where}' is missing: add it ('vaultevents init' writes an example)"
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if kind == "model_type":
+        message = f"should be a table: write [{where}]"
+    elif kind in _LISTS:
+        message = "should be a list"
+    message = _TOO_SHORT.sub(r"\1", message)
+    variable = f"{ENV_PREFIX}{'__'.join(path)}".upper()
+    subject = f"{name}: '{where}'" if path else name
+    if variable in map(str.upper, environment):
+        subject = f"the environment variable {variable}"
+    return f"{subject} {message}" if message.startswith(("should ", "is ")) else f"{subject}: {message}"
+
+
+def _advice(path: Sequence[str]) -> str:
+    """Where a key that is not known belongs, or what it may have been meant to be."""
+    tables, key = _tables(), path[-1]
+    if homes := [f"[{table}]" for table, kind in tables.items() if key in kind.model_fields]:
+        return f"it belongs under {' or '.join(homes)}"
+    if key in Settings.model_fields:
+        return "it belongs above the first [table]"
+    beside = tables[path[0]] if len(path) > 1 else Settings
+    close = difflib.get_close_matches(key, list(beside.model_fields), 1)
+    return f"did you mean '{close[0]}'?" if close else "remove it"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import secrets
+import ssl
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,32 +18,43 @@ from typing import Literal, TypeVar
 
 import structlog
 
+from vaultevents.chain.beacon import BeaconChain, BeaconIdentity, BeaconOptions
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity
 from vaultevents.config import Settings
-from vaultevents.core.errors import ConfigError, DatabaseUnavailable, DatabaseUnusable, VaulteventsError, WrongNetwork
-from vaultevents.core.sealing import MasterKey, parse_master_key
-from vaultevents.core.units import hex_text
+from vaultevents.core.chaintime import ChainTime
+from vaultevents.core.errors import (
+    ConfigError,
+    DatabaseUnavailable,
+    DatabaseUnusable,
+    InputError,
+    VaulteventsError,
+    WrongNetwork,
+)
+from vaultevents.core.events import EVENT_TYPES
+from vaultevents.core.sealing import KEY_BYTES, MasterKey, parse_master_key
 from vaultevents.core.webhooks import UrlRules
 from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.egress import Guard
-from vaultevents.store.accounts import open_stream
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.embedded import EmbeddedPostgres
-from vaultevents.store.network import pin, pinned
-from vaultevents.store.outbox import Cursor, Outbox
+from vaultevents.store.network import pin, pin_beacon, pinned, pinned_beacon
+from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database, open_database
 from vaultevents.store.webhooks import sealed_key_ids
-from vaultevents.watch.logs import LogsSource
-from vaultevents.watch.watcher import Advanced, run, run_backfills
+from vaultevents.watch.discovery import Discovery
+from vaultevents.watch.streams import Stream, follow, logs_stream, staking_streams
+from vaultevents.watch.watcher import Advanced
 
 log = structlog.get_logger("daemon")
 
 T = TypeVar("T")
 Role = Literal["watch", "dispatch"]
+EPOCH_EVENT_TYPES = tuple(name for name in EVENT_TYPES if name.startswith("validator_"))
 ROLES: tuple[Role, ...] = ("watch", "dispatch")
 REJOIN_PAUSE_S = 0.5
 START_TRIES = 20
+CLOCK_CHECK_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +79,7 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
             stack.push_async_callback(asyncio.to_thread, embedded.leave)
             database = await _while_lost(partial(_open_embedded, embedded, settings.database_schema))
         stack.push_async_callback(database.close)
-        key = _master_key(settings)
-        if other := await _while_lost(partial(sealed_key_ids, database)) - {key.id}:
-            raise DatabaseUnusable(
-                f"secrets in this database are sealed with the master key {', '.join(sorted(other))}, "
-                f"and the one given is {key.id}: give the right one"
-            )
-        yield Store(database, key, embedded)
+        yield Store(database, _master_key(settings, await _while_lost(partial(sealed_key_ids, database))), embedded)
 
 
 async def _open_embedded(embedded: EmbeddedPostgres, schema: str) -> Database:
@@ -80,8 +87,21 @@ async def _open_embedded(embedded: EmbeddedPostgres, schema: str) -> Database:
     return await open_database(address.connect_kwargs(), schema=schema)
 
 
-def _master_key(settings: Settings) -> MasterKey:
-    """From the environment or a file; the embedded database gets a key file of its own (D2)."""
+def _master_key(settings: Settings, in_use: Collection[str]) -> MasterKey:
+    """From the environment or a file; the embedded database gets a key file of its own (D2).
+
+    `in_use` are the ids of the keys that the stored secrets are sealed with: no other will do, nor a new one.
+    """
+    key = _given_key(settings, make=not in_use)
+    if other := sorted(set(in_use) - {key.id}):
+        raise DatabaseUnusable(
+            f"secrets in this database are sealed with the master key {', '.join(other)}, and the one given is "
+            f"{key.id}: give the right one"
+        )
+    return key
+
+
+def _given_key(settings: Settings, *, make: bool) -> MasterKey:
     if settings.master_key is not None:
         return parse_master_key(settings.master_key.get_secret_value())
     path = settings.master_key_file
@@ -92,27 +112,47 @@ def _master_key(settings: Settings) -> MasterKey:
                 "or master_key_file to 32 bytes in base64 ('openssl rand -base64 32'), and keep a copy"
             )
         path = settings.directory / "master.key"
-        if not path.exists():
+        if make and not path.exists():
             _write_key(path)
     try:
         return parse_master_key(path.read_text(encoding="ascii"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the master key file {path}: {error}") from None
+    except FileNotFoundError:
+        advice = "make one with 'openssl rand -base64 32', mode 0600" if make else "restore it from its copy"
+        raise ConfigError(f"the master key file {path} is missing: {advice}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read the master key file {path} ({error.strerror}): make it readable") from None
+    except (ConfigError, UnicodeDecodeError):
+        raise ConfigError(f"{path} holds no master key: restore it from its copy") from None
 
 
 def _write_key(path: Path) -> None:
-    """Whole or not at all, and never over a key that another process has just written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent)  # mode 0600
-    with os.fdopen(handle, "w") as file:
-        file.write(secrets.token_hex(32) + "\n")
+    """Whole or not at all, on the disk before anything is sealed with it, and never over one that was just written."""
     try:
-        os.link(name, path)
-        log.info("master_key_made", path=str(path))
-    except FileExistsError:
-        pass
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_hex(KEY_BYTES) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(name, path)
+                log.info("master_key_made", path=str(path))
+        finally:
+            Path(name).unlink()
+        _sync(path.parent)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the master key file {path} ({error.strerror}): mend that, or choose another data_dir"
+        ) from None
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
     finally:
-        Path(name).unlink()
+        os.close(descriptor)
 
 
 @asynccontextmanager
@@ -133,7 +173,7 @@ async def open_chain(
         total_timeout_s=settings.execution.timeout_s,
     )
     urls = [url.get_secret_value() for url in settings.execution.urls]
-    async with ExecutionChain(urls, head=head or HeadPolicy.parse(settings.execution.head), options=options) as chain:
+    async with ExecutionChain(urls, head=head or head_policy(settings), options=options) as chain:
         known = await pinned(database)
         if known is not None:
             if known[0] != settings.chain_id:
@@ -153,6 +193,71 @@ async def open_chain(
         yield chain
 
 
+@asynccontextmanager
+async def open_beacon(
+    settings: Settings, database: Database, clock: ServiceClock
+) -> AsyncIterator[tuple[BeaconChain, ChainTime]]:
+    """The beacon nodes, after the first contact has shown that they are of the right network (E10), and its time."""
+    urls = [url.get_secret_value() for url in settings.beacon.urls]
+    options = BeaconOptions(ssz=settings.beacon.scan == "ssz", total_timeout_s=settings.beacon.timeout_s)
+    async with BeaconChain(urls, options, clock=lambda: clock.now().timestamp()) as beacon:
+        if (known := await pinned_beacon(database)) is not None:
+            beacon.expect(BeaconIdentity(*known))
+        identity = await beacon.identity()
+        await pin_beacon(database, identity.genesis_validators_root, identity.time)
+        beacon.expect(identity)
+        yield beacon, identity.time
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What can be read with these settings. Without beacon nodes `discovery` and `time` are None (C11)."""
+
+    chain: ExecutionChain
+    streams: tuple[Stream, ...]
+    discovery: Discovery | None = None
+    time: ChainTime | None = None
+
+
+@asynccontextmanager
+async def open_sources(settings: Settings, database: Database, clock: ServiceClock) -> AsyncIterator[Sources]:
+    """Every stream that is configured, live and replay alike."""
+    async with AsyncExitStack() as stack:
+        chain = await stack.enter_async_context(open_chain(settings, database))
+        execution = settings.execution
+        logs = logs_stream(chain, step=execution.span_blocks, poll_s=execution.poll_interval_s)
+        if not settings.beacon.urls:
+            log.warning("beacon_off", never_sent=EPOCH_EVENT_TYPES, problem="beacon.urls names no node")
+            yield Sources(chain, (logs,))
+            return
+        beacon, time = await stack.enter_async_context(open_beacon(settings, database, clock))
+        poll_s = settings.beacon.poll_interval_s
+        discovery = Discovery(beacon, chain, database, time, poll_s)
+        staking = staking_streams(chain, beacon, database, discovery, time, clock.now_s, poll_s=poll_s)
+        yield Sources(chain, (logs, *staking), discovery, time)
+
+
+def head_policy(settings: Settings) -> HeadPolicy:
+    """Up to which block is read (C1)."""
+    try:
+        return HeadPolicy.parse(settings.execution.head)
+    except InputError as error:
+        raise ConfigError(f"execution.head: {error}") from None
+
+
+def check_authority(settings: Settings) -> None:
+    """Raises `ConfigError` when `delivery.ca_file` is not what receivers' certificates can be verified with."""
+    path = settings.delivery.ca_file
+    if path is not None:
+        try:
+            ssl.create_default_context(cafile=path)
+        except OSError as error:  # SSLError is one
+            why = "it holds no PEM certificate" if isinstance(error, ssl.SSLError) else error.strerror
+            raise ConfigError(
+                f"delivery.ca_file {path} cannot be used ({why}): name the certificate of the receivers' authority"
+            ) from None
+
+
 def url_rules(settings: Settings) -> UrlRules:
     """Which URLs webhooks may have, by the operator's settings (D10)."""
     return UrlRules(settings.delivery.ports, settings.delivery.allow, settings.delivery.deny)
@@ -170,10 +275,13 @@ async def serve(
     A span that is being read then is dropped; it is read again at the next start. A `StreamStopped` (C8) or a bug in
     one worker ends all of them.
     """
+    head_policy(settings)
+    check_authority(settings)
     async with open_store(settings) as store, asyncio.TaskGroup() as group:
-        keeper = group.create_task(_keep_server(store))
-        watching = group.create_task(_watch(settings, store, on_advance)) if "watch" in only else None
-        dispatching = group.create_task(_dispatch(settings, store, stop)) if "dispatch" in only else None
+        clock = await service_clock(store.database)
+        keepers = [group.create_task(_keep_server(store)), group.create_task(_keep_time(store.database, clock))]
+        watching = group.create_task(_watch(settings, store, clock, on_advance)) if "watch" in only else None
+        dispatching = group.create_task(_dispatch(settings, store, clock, stop)) if "dispatch" in only else None
         log.info("started", network=settings.network, roles=sorted(only))
         await stop.wait()
         log.info("stopping")
@@ -181,29 +289,20 @@ async def serve(
             watching.cancel()
         if dispatching is not None:
             await dispatching
-        keeper.cancel()
+        for keeper in keepers:
+            keeper.cancel()
 
 
-async def _watch(settings: Settings, store: Store, on_advance: Callable[[Advanced], None]) -> None:
-    outbox = Outbox(store.database)
+async def _watch(settings: Settings, store: Store, clock: ServiceClock, on_advance: Callable[[Advanced], None]) -> None:
     async with AsyncExitStack() as stack:
-        chain = await _while_lost(lambda: stack.enter_async_context(open_chain(settings, store.database)))
-        source = LogsSource(chain)
-        live = await _while_lost(lambda: _live_cursor(source, chain, outbox))
-        step, poll_s = settings.execution.span_blocks, settings.execution.poll_interval_s
+        sources = open_sources(settings, store.database, clock)
+        opened = await _while_lost(lambda: stack.enter_async_context(sources))
+        outbox = Outbox(store.database)
         async with asyncio.TaskGroup() as group:
-            group.create_task(run(source, outbox, live, step=step, poll_s=poll_s, on_advance=on_advance))
-            group.create_task(run_backfills(source, outbox, step=step, poll_s=poll_s, on_advance=on_advance))
-
-
-async def _live_cursor(source: LogsSource, chain: ExecutionChain, outbox: Outbox) -> Cursor:
-    """Where the stream goes on; at the very first start the head, with a backfill for what lies before it (C9)."""
-    if (live := await outbox.live(source.stream)) is None:
-        head = await chain.head()
-        await open_stream(outbox.database, source.stream, head.number, hex_text(head.hash))
-        live = await outbox.live(source.stream)
-    assert live is not None
-    return live
+            for stream in opened.streams:
+                group.create_task(follow(stream, outbox, on_advance))
+            if opened.discovery is not None:
+                group.create_task(opened.discovery.run())
 
 
 async def _while_lost(work: Callable[[], Awaitable[T]]) -> T:
@@ -217,9 +316,8 @@ async def _while_lost(work: Callable[[], Awaitable[T]]) -> T:
     return await work()
 
 
-async def _dispatch(settings: Settings, store: Store, stop: asyncio.Event) -> None:
+async def _dispatch(settings: Settings, store: Store, clock: ServiceClock, stop: asyncio.Event) -> None:
     delivery = settings.delivery
-    clock = ServiceClock(await _while_lost(store.database.now))
     sender = Sender(
         Guard(url_rules(settings)),
         ca_file=delivery.ca_file,
@@ -237,6 +335,18 @@ async def _dispatch(settings: Settings, store: Store, stop: asyncio.Event) -> No
     async with sender:
         rng = random.SystemRandom()
         await Dispatcher(store.database, sender, {store.key.id: store.key}, clock, options, rng).run(stop)
+
+
+async def service_clock(database: Database) -> ServiceClock:
+    """The clock of this process, set by the database's (D15)."""
+    return ServiceClock(await _while_lost(database.now))
+
+
+async def _keep_time(database: Database, clock: ServiceClock) -> None:
+    while True:
+        await asyncio.sleep(CLOCK_CHECK_S)
+        with contextlib.suppress(DatabaseUnavailable):
+            clock.check(await database.now())
 
 
 async def _keep_server(store: Store) -> None:

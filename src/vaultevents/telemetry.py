@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Literal
 
 import structlog
 
 _SECRET = re.compile(r"whsec_[A-Za-z0-9+/=_-]+")
-_URL = re.compile(r"\b([a-z][a-z0-9+.-]*)://(?:[^\s/@]*@)?([^\s/?#'\"]+)(?:[/?][^\s'\"]*)?")
+_URL = re.compile(r"\b([a-z][a-z0-9+.-]*://)([^\s'\"]+)", re.IGNORECASE)
+_AFTER_HOST = re.compile(r"[/?#\\].*", re.DOTALL)
+_NODE_HASH = re.compile(r"#[0-9a-f]{8}(?![0-9a-zA-Z/?#@\\])[^/?#@\\]*")
 
 
 def redact(text: str) -> str:
-    """The text without webhook secrets, every URL cut down to scheme and host: the rest may hold keys."""
-    return _URL.sub(r"\1://\2", _SECRET.sub("whsec_***", text))
+    """The text without webhook secrets, every URL cut down to scheme and host: the rest may hold keys.
+
+    What `node_name` made (`https://host#1a2b3c4d`) stays whole. Where an @ leaves open what is host and what is
+    password, not even the host is shown.
+    """
+    return _URL.sub(_without_secrets, _SECRET.sub("whsec_***", text))
+
+
+def _without_secrets(url: re.Match[str]) -> str:
+    scheme, rest = url.groups()
+    after = _AFTER_HOST.search(rest)
+    authority, tail = (rest[: after.start()], after[0]) if after else (rest, "")
+    if "@" in tail:
+        return f"{scheme}***"
+    host = authority.rpartition("@")[2]
+    return f"{scheme}{host}{tail}" if _NODE_HASH.fullmatch(tail) else f"{scheme}{host}"
 
 
 def _redacted(value: Any) -> Any:
+    if value is None or isinstance(value, int | float):
+        return value
     if isinstance(value, str):
         return redact(value)
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | set | frozenset):
         return [_redacted(item) for item in value]
-    return value
+    if isinstance(value, Mapping):
+        return {redact(str(key)): _redacted(item) for key, item in value.items()}
+    return redact(str(value))
 
 
 def _redact_event(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -32,13 +53,28 @@ def _redact_event(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMa
 
 
 class _Stderr:
-    """Looks `sys.stderr` up at each line, so that a progress display may stand in front of it."""
+    """Looks `sys.stderr` up at each line, so that a progress display may stand in front of it.
+
+    A line that cannot be written, to a closed pipe or a full disk, is lost: a log never stops the work.
+    """
 
     def write(self, text: str) -> int:
-        return sys.stderr.write(text)
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
 
     def flush(self) -> None:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+
+class _FromLibraries(logging.Handler):
+    """Gives what libraries and asyncio log the same form and the same redaction."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger().bind(logger=record.name)
+        say = log.error if record.levelno >= logging.ERROR else log.warning
+        say(record.getMessage(), exc_info=record.exc_info)
 
 
 def configure_logging(level: str = "info", form: Literal["auto", "text", "json"] = "auto") -> None:
@@ -60,3 +96,7 @@ def configure_logging(level: str = "info", form: Literal["auto", "text", "json"]
         logger_factory=structlog.PrintLoggerFactory(file=_Stderr()),  # type: ignore[arg-type]
         cache_logger_on_first_use=False,
     )
+    root = logging.getLogger()
+    root.handlers = [handler for handler in root.handlers if not isinstance(handler, _FromLibraries)]
+    root.addHandler(_FromLibraries(logging.WARNING))
+    logging.captureWarnings(True)

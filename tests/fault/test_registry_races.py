@@ -58,6 +58,9 @@ class WatchedSource:
         await self._moments.now("head_read")
         return head
 
+    async def begin(self) -> tuple[int, str | None]:
+        return await self._source.begin()
+
     async def read(self, span: Span, anchor: str | None, registry: Registry) -> Reading:
         reading = await self._source.read(span, anchor, registry)
         await self._moments.now("span_read")

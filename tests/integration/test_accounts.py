@@ -13,7 +13,8 @@ from vaultevents.core.events import project
 from vaultevents.core.registry import Vault, VaultSpan
 from vaultevents.core.spans import Span
 from vaultevents.store import accounts
-from vaultevents.store.accounts import Registered, open_stream, registry, remove_vault
+from vaultevents.store.accounts import Registered, registry, remove_vault
+from vaultevents.store.cursors import open_stream
 from vaultevents.store.outbox import Lost, Outbox
 from vaultevents.store.pool import Database
 

@@ -15,7 +15,8 @@ from eth_bloom.bloom import BloomFilter
 from vaultevents.devnet.blocks import FULL_BLOCK_LOGS
 from vaultevents.devnet.chain import Absent, At, Chain
 from vaultevents.devnet.execution import ExecutionServer
-from vaultevents.devnet.faults import LOG_FAULTS, Fault, Faults
+from vaultevents.devnet.faults import LOG_FAULTS, WITHDRAWAL_FAULTS, Fault, Faults
+from vaultevents.devnet.rpc import block_json
 from vaultevents.devnet.world import World
 
 pytestmark = pytest.mark.integration
@@ -59,7 +60,7 @@ async def serving(chain: Chain, **settings: Any) -> AsyncIterator[Client]:
 
 
 def small_world() -> World:
-    world = World(21)
+    world = World(21, validators=20)
     world.history(40, events=80)
     return world
 
@@ -286,6 +287,12 @@ async def logs_differ(node: Client) -> bool:
     return bool(await node.result("eth_getLogs", query) != right)
 
 
+async def withdrawals_differ(node: Client) -> bool:
+    block = next(one for one in node.server.node.chain.blocks(1, 99) if len(one.withdrawals) >= 3)
+    shown = await node.result("eth_getBlockByNumber", hex(block.number), False)
+    return bool(shown.get("withdrawals") != block_json(block)["withdrawals"])
+
+
 VISIBLE: dict[Fault, Check] = {
     Fault.HTTP_500: is_500,
     Fault.HTTP_429: is_429,
@@ -298,10 +305,11 @@ VISIBLE: dict[Fault, Check] = {
     Fault.NULL_BLOCK: block_differs(4),
     Fault.UNLINKED_PARENT: block_differs(4),
     **dict.fromkeys(LOG_FAULTS, logs_differ),
+    **dict.fromkeys(WITHDRAWAL_FAULTS, withdrawals_differ),
 }
 
 
-@pytest.mark.parametrize("kind", list(Fault))
+@pytest.mark.parametrize("kind", list(VISIBLE))
 async def test_each_fault_is_visible_when_it_fires_and_only_then(kind: Fault) -> None:
     async with serving(small_world().chain) as node:
         assert not await VISIBLE[kind](node)

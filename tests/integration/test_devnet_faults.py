@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
-from vaultevents.devnet.faults import BLOCK_FAULTS, LOG_FAULTS, Fault, Faults, fires
+from vaultevents.devnet.faults import BLOCK_FAULTS, LOG_FAULTS, WITHDRAWAL_FAULTS, Fault, Faults, fires
 from vaultevents.devnet.tampering import tamper_block, tamper_logs
 
 pytestmark = pytest.mark.integration
@@ -66,7 +67,24 @@ def test_every_log_fault_changes_the_answer_and_leaves_the_original_alone(kind: 
     assert logs == before
 
 
-@pytest.mark.parametrize("kind", [*BLOCK_FAULTS, Fault.WRONG_GENESIS])
-def test_every_block_fault_changes_the_block(kind: Fault) -> None:
-    block = {"number": "0x0", "hash": "0x1", "parentHash": "0x2"}
+@pytest.mark.parametrize("kind", [*BLOCK_FAULTS, *WITHDRAWAL_FAULTS, Fault.WRONG_GENESIS])
+def test_every_block_fault_changes_the_block_and_leaves_the_original_alone(kind: Fault) -> None:
+    block: dict[str, Any] = {
+        "number": "0x0",
+        "hash": "0x1",
+        "parentHash": "0x2",
+        "withdrawals": [{"index": hex(n)} for n in range(3)],
+    }
+    before = {**block, "withdrawals": list(block["withdrawals"])}
     assert tamper_block(kind, block) != block
+    assert block == before
+
+
+def test_the_faults_of_withdrawals_break_the_index_in_the_middle_of_a_block() -> None:
+    def indices(kind: Fault) -> list[int]:
+        tampered = tamper_block(kind, {"withdrawals": [{"index": n} for n in (5, 6, 7)]})
+        return [one["index"] for one in (tampered or {})["withdrawals"]]
+
+    assert indices(Fault.WITHDRAWAL_GAP) == [5, 7]
+    assert indices(Fault.WITHDRAWAL_TWICE) == [5, 5, 6, 7]
+    assert tamper_block(Fault.NO_WITHDRAWALS, {"number": "0x1", "withdrawals": []}) == {"number": "0x1"}

@@ -81,21 +81,25 @@ async def test_a_migration_that_was_altered_afterwards_is_refused(
 async def test_a_database_with_a_hole_in_its_history_is_refused(
     postgres18: ServerAddress, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = [*migrations(), *(Migration(number, f"{number:04}_more.sql", "") for number in (2, 3))]
-    monkeypatch.setattr(pool, "migrations", lambda: known)
+    ours = migrations()
+    more = [Migration(len(ours) + n, f"{len(ours) + n:04}_more.sql", "") for n in (1, 2)]
+    monkeypatch.setattr(pool, "migrations", lambda: [*ours, *more])
     async with database.transaction() as connection:
-        await connection.execute("insert into migrations values (3, '0003_more.sql', '')")
+        await connection.execute("insert into migrations values ($1, $2, '')", more[1].number, more[1].name)
     with pytest.raises(DatabaseUnusable, match="lacks a migration in the middle"):
         await reopen(postgres18, database)
 
 
-@pytest.mark.parametrize("fails", ["select 1 / 0", "insert into migrations values (3, 'then ours cannot be', '')"])
+@pytest.mark.parametrize(
+    "fails",
+    ["select 1 / 0", "insert into migrations select max(number) + 1, 'then ours cannot be', '' from migrations"],
+)
 async def test_a_migration_that_fails_leaves_nothing_and_can_be_tried_again(
     any_postgres: ServerAddress, any_database: Database, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
-    good = Migration(2, "0002_good.sql", "create table second (id int)")
-    bad = Migration(3, "0003_bad.sql", f"create table third (id int); {fails}")
     known = migrations()
+    good = Migration(len(known) + 1, "good.sql", "create table second (id int)")
+    bad = Migration(len(known) + 2, "bad.sql", f"create table third (id int); {fails}")
     monkeypatch.setattr(pool, "migrations", lambda: [*known, good, bad])
     with pytest.raises((asyncpg.DivisionByZeroError, asyncpg.UniqueViolationError)):
         await reopen(any_postgres, any_database)
@@ -104,7 +108,7 @@ async def test_a_migration_that_fails_leaves_nothing_and_can_be_tried_again(
     mended = dataclasses.replace(bad, sql="create table third (id int)")
     monkeypatch.setattr(pool, "migrations", lambda: [*known, good, mended])
     await reopen(any_postgres, any_database)
-    assert [row["number"] for row in await applied(any_database)] == [1, 2, 3]
+    assert [row["number"] for row in await applied(any_database)] == [*range(1, len(known) + 3)]
 
 
 @pytest.mark.parametrize("name", ["", "With Capitals", "x; drop schema y", "ü", "1st", "x" * 64, "pg_mine"])

@@ -14,7 +14,7 @@ from typing import Literal
 
 import aiohttp
 
-from vaultevents.chain import proofs, wire
+from vaultevents.chain import proofs, wire, withdrawals
 from vaultevents.chain.endpoints import Counters, Endpoints, node_name
 from vaultevents.chain.jsonrpc import Answer, Call, Patience, RpcFailure, RpcNode, new_session
 from vaultevents.chain.parts import Terms, header_call, read_block
@@ -25,6 +25,7 @@ from vaultevents.core.logs import Header
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32, checksum, hex_text
+from vaultevents.core.withdrawals import WithdrawalBlock
 
 __all__ = ["ExecutionChain", "ExecutionOptions", "HeadPolicy", "Identity", "LogRange"]
 
@@ -61,11 +62,13 @@ class ExecutionOptions:
     `headers`: `every` reads and links each header, `edges` those of each range's first and last block and of blocks
     with watched logs. `suspicion_share`: of how many suspicious blocks (0 to 1) all logs are asked (C2).
     `lone_rereads`: how often a node without a stand-in is asked blocks on which it contradicts itself.
+    `batches_at_once`: how many batches of blocks are asked for at the same time where withdrawals are read.
     """
 
     headers: Literal["every", "edges"] = "every"
     suspicion_share: float = 1.0
     batch_size: int = 100
+    batches_at_once: int = 3
     log_range_start: int = 1_000
     log_range_max: int = 10_000
     connect_timeout_s: float = 5.0
@@ -77,7 +80,8 @@ class ExecutionOptions:
     lone_rereads: int = 6
 
     def __post_init__(self) -> None:
-        counts = (self.batch_size, self.log_range_start, self.log_range_max, self.attempts, self.lone_rereads)
+        batches = (self.batch_size, self.batches_at_once)
+        counts = (*batches, self.log_range_start, self.log_range_max, self.attempts, self.lone_rereads)
         if min(counts) < 1 or self.answer_limit_bytes < 1:
             raise ConfigError("sizes, limits and attempts of the execution layer must be at least 1")
         if min(self.connect_timeout_s, self.total_timeout_s) <= 0 or min(self.retry_wait_s, self.set_aside_s) < 0:
@@ -180,8 +184,12 @@ class ExecutionChain:
         """The header of the block up to which may be read. Never falls back to a less final one (C1)."""
         return await self._open.ask(self._head_at)
 
-    async def _head_at(self, node: RpcNode) -> Header:
-        policy = self._head
+    async def final_head(self) -> Header:
+        """The header of the finalized block, whatever the policy: validators and withdrawals are read final (C1)."""
+        return await self._open.ask(partial(self._head_at, policy=HeadPolicy()))
+
+    async def _head_at(self, node: RpcNode, policy: HeadPolicy | None = None) -> Header:
+        policy = policy or self._head
         (answer,) = await node.ask([Call("eth_getBlockByNumber", (policy.tag, False))])
         found = None if isinstance(answer, RpcFailure) else wire.block(node.name, answer, number=None)
         if found is None:
@@ -222,6 +230,38 @@ class ExecutionChain:
             return await read_span(node, self._open, span, anchor, terms)
 
         return await self._open.ask(read)
+
+    async def read_withdrawals(
+        self, span: Span, anchor: Hash32 | None, last_index: int | None
+    ) -> list[WithdrawalBlock]:
+        """Every block of `span` with its withdrawals, in order and all from one node, proven as C3 says.
+
+        `anchor` is the hash of the block before the span, `last_index` the last withdrawal up to there; the first
+        block is held against what of these is given. A block whose withdrawals are not there is never empty.
+        """
+        options = self._options
+
+        async def read(node: RpcNode) -> list[WithdrawalBlock]:
+            return await withdrawals.read_span(
+                node,
+                span,
+                withdrawals.Link(anchor, last_index),
+                batch_size=options.batch_size,
+                batches_at_once=options.batches_at_once,
+            )
+
+        return await self._open.ask(read)
+
+    async def first_block_at(self, time_s: int) -> int:
+        """The first block whose time is `time_s` or later, up to the finalized one (C1): by bisection.
+
+        Raises `SourceUnavailable` when the finalized block is older.
+        """
+
+        async def search(node: RpcNode) -> int:
+            return await withdrawals.first_block_at(node, await self._head_at(node, HeadPolicy()), time_s)
+
+        return await self._open.ask(search)
 
     async def has_code(self, address: Address) -> bool:
         """Whether there is a contract at `address`, at the head."""

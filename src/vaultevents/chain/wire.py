@@ -1,4 +1,4 @@
-"""From a node's JSON to checked records: exact hex forms, exact lengths. All of these raise `NodeFault`."""
+"""From a node's JSON to checked records: exact hex forms, exact lengths. What is not of that form is a `NodeFault`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import TypeVar
 
 import msgspec
 
-from vaultevents.core.errors import NodeFault
+from vaultevents.core.errors import NodeFault, SourceUnavailable
 from vaultevents.core.logs import Header, Log
-from vaultevents.core.units import Address, Hash32
+from vaultevents.core.units import Address, Hash32, ValidatorIndex
+from vaultevents.core.withdrawals import Withdrawal, WithdrawalBlock
 
 _QUANTITY = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
 BLOOM_BYTES = 256
+EMPTY_LIST_ROOT = Hash32(bytes.fromhex("56e81f171bcc55a6ff8345e692c0f86e5b48e01b996cadc001622fb5e363b421"))
+"""The root of a trie without entries: the `withdrawalsRoot` of a block without withdrawals (EIP-4895)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,22 @@ class _WireBlock(msgspec.Struct, rename="camel"):
     transactions: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class _WireWithdrawal(msgspec.Struct, rename="camel", gc=False):
+    index: str
+    validator_index: str
+    address: str
+    amount: str
+
+
+class _WireWithdrawalBlock(msgspec.Struct, rename="camel"):
+    number: str
+    hash: str
+    parent_hash: str
+    timestamp: str
+    withdrawals: list[_WireWithdrawal] | None = None
+    withdrawals_root: str | None = None
+
+
 class _WireLog(msgspec.Struct, rename="camel"):
     address: str
     topics: list[str]
@@ -55,6 +74,7 @@ class _WireLog(msgspec.Struct, rename="camel"):
 
 
 _BLOCK = msgspec.json.Decoder(_WireBlock)
+_WITHDRAWAL_BLOCK = msgspec.json.Decoder(_WireWithdrawalBlock)
 _LOGS = msgspec.json.Decoder(list[_WireLog])
 _TEXTS = msgspec.json.Decoder(list[str])
 _TEXT = msgspec.json.Decoder(str)
@@ -105,6 +125,27 @@ def block(node: str, raw: msgspec.Raw, *, number: int | None, with_transactions:
     return Block(header, _tx_hashes(node, what, wire.transactions) if with_transactions else None)
 
 
+def withdrawal_block(node: str, raw: msgspec.Raw, *, number: int) -> WithdrawalBlock | None:
+    """A block with its withdrawals; None for `null`. It must have the `number` that was asked for.
+
+    Where its list is missing it raises `SourceUnavailable` for a block from before withdrawals, which has no root of
+    them either, and `NodeFault` for any other: a list that is not there is never taken for an empty one.
+    """
+    if bytes(memoryview(raw)[:5]) == b"null":
+        return None
+    what = f"block {number}"
+    wire = _decoded(node, what, _WITHDRAWAL_BLOCK, raw)
+    if (given := quantity(node, f"the number of {what}", wire.number)) != number:
+        raise NodeFault(node, f"asked for block {number}, it answered with block {given}")
+    return WithdrawalBlock(
+        number=number,
+        hash=Hash32(data(node, f"the hash of {what}", wire.hash, 32)),
+        parent_hash=Hash32(data(node, f"the parent hash of {what}", wire.parent_hash, 32)),
+        timestamp_s=quantity(node, f"the timestamp of {what}", wire.timestamp),
+        withdrawals=_withdrawals(node, what, wire),
+    )
+
+
 def logs(node: str, raw: msgspec.Raw) -> list[Sighting]:
     """The logs of an answer. A log that was removed by a reorganisation, or is pending, is a fault."""
     return [_sighting(node, wire) for wire in _decoded(node, "the list of logs", _LOGS, raw)]
@@ -113,6 +154,32 @@ def logs(node: str, raw: msgspec.Raw) -> list[Sighting]:
 def _tx_hashes(node: str, what: str, raw: msgspec.Raw) -> tuple[Hash32, ...]:
     texts = _decoded(node, f"the list of transactions of {what}", _TEXTS, raw)
     return tuple(Hash32(data(node, f"a transaction hash of {what}", text, 32)) for text in texts)
+
+
+def _withdrawals(node: str, what: str, wire: _WireWithdrawalBlock) -> tuple[Withdrawal, ...]:
+    if wire.withdrawals is None and wire.withdrawals_root is None:
+        raise SourceUnavailable(
+            node,
+            f"gives {what} without withdrawals: either the block is from before the Capella (Shanghai) upgrade, then "
+            "begin at a later one, or the node leaves them out, then use another node",
+        )
+    if wire.withdrawals is None:
+        raise NodeFault(node, f"{what} has a root of its withdrawals, but the node leaves out their list")
+    if wire.withdrawals_root is not None:
+        root = data(node, f"the withdrawals root of {what}", wire.withdrawals_root, 32)
+        if (root == EMPTY_LIST_ROOT) != (not wire.withdrawals):
+            raise NodeFault(node, f"the {len(wire.withdrawals)} withdrawals of {what} are not those of its root")
+    return tuple(
+        Withdrawal(
+            index=quantity(node, f"the index of a withdrawal in {what}", one.index),
+            validator_index=ValidatorIndex(
+                quantity(node, f"the validator index of a withdrawal in {what}", one.validator_index)
+            ),
+            address=Address(data(node, f"the address of a withdrawal in {what}", one.address, 20)),
+            amount_gwei=quantity(node, f"the amount of a withdrawal in {what}", one.amount),
+        )
+        for one in wire.withdrawals
+    )
 
 
 def _sighting(node: str, wire: _WireLog) -> Sighting:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+import traceback
 
 import typer
 
 from vaultevents.cli import demo, listen, operate, register
-from vaultevents.core.errors import VaulteventsError
+from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable, VaulteventsError
+from vaultevents.telemetry import redact
 
 app = typer.Typer(
     name="vaultevents",
     help="Final Ethereum staking-vault events as signed webhooks, at least once.",
+    epilog="Begin with 'demo', or with 'init', which tells what comes next.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
@@ -25,16 +29,17 @@ app.add_typer(register.webhook, name="webhook")
 
 
 def main() -> None:
-    """Runs one command. Exit codes: 0 done, 1 a problem that is told in one sentence, 2 wrong usage, 130 Ctrl-C."""
+    """Runs one command.
+
+    Exit codes: 0 done, 1 a problem that is told in one sentence, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM.
+    """
     try:
-        app()
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (VaulteventsError, BaseExceptionGroup) as error:
-        problems = _problems(error)
-        if not problems:
-            raise
-        print(f"error: {problems[0]}", file=sys.stderr)  # noqa: T201
+        app(prog_name="vaultevents")
+    except (Exception, BaseExceptionGroup) as error:
+        if problems := _problems(error):
+            print(f"error: {_sentence(problems[0])}", file=sys.stderr)  # noqa: T201
+        else:  # a bug: its traceback may quote a URL
+            sys.stderr.write(redact("".join(traceback.format_exception(error))))
         sys.exit(1)
 
 
@@ -44,3 +49,13 @@ def _problems(error: BaseException) -> list[VaulteventsError]:
         parts = [_problems(part) for part in error.exceptions]
         return [problem for part in parts for problem in part] if all(parts) else []
     return [error] if isinstance(error, VaulteventsError) else []
+
+
+def _sentence(problem: VaulteventsError) -> str:
+    """What went wrong and what to do, on one line."""
+    text = " ".join(str(problem).split())
+    if isinstance(problem, SourceUnavailable):
+        return f"{text}: see that the node runs, or name another one in execution.urls"
+    if isinstance(problem, DatabaseUnavailable) and text.startswith("lost"):
+        return f"{text}; nothing is half done: start this again when the database is back"
+    return text

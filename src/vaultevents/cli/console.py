@@ -1,32 +1,48 @@
-"""What every command shares: options, output for people and for machines, progress with an ETA."""
+"""What every command shares: options, endings, output for people and for machines, progress with an ETA."""
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import os
+import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeVar
 
+import structlog
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from vaultevents import config
 from vaultevents.config import Settings
+from vaultevents.core.errors import OperatorError
 from vaultevents.telemetry import configure_logging
 from vaultevents.watch.watcher import Advanced
 
+log = structlog.get_logger("cli")
+
+T = TypeVar("T")
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", help="Configuration file (default: vaultevents.toml).", dir_okay=False)
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        help="Configuration file (default: the one that VAULTEVENTS_CONFIG names, else vaultevents.toml).",
+        metavar="FILE",
+        dir_okay=False,
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on the last line of stdout.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Answer with one JSON object, the last line of stdout.")]
 
 PLAIN_EVERY_S = 5.0
-PIPE_WIDTH = 1000
 
 
 def settings_of(path: Path | None) -> Settings:
@@ -36,37 +52,105 @@ def settings_of(path: Path | None) -> Settings:
     return settings
 
 
+def one_of(allowed: Sequence[str], value: str, option: str) -> None:
+    """Anything else is wrong usage."""
+    if value not in allowed:
+        raise typer.BadParameter(f"'{value}' is not one of {', '.join(allowed)}", param_hint=option)
+
+
+def complete(work: Coroutine[Any, Any, T]) -> T:
+    """Runs the work of a command. SIGTERM ends it as Ctrl-C does: what is open is closed; the exit code is then 143."""
+    told = False
+
+    async def until_told() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+
+        def end() -> None:
+            nonlocal told
+            told = True
+            task.cancel()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
+        return await work
+
+    try:
+        return asyncio.run(until_told())
+    except asyncio.CancelledError:
+        if not told:
+            raise
+        raise typer.Exit(128 + signal.SIGTERM) from None
+
+
+@contextmanager
+def stopping(stop: asyncio.Event) -> Iterator[None]:
+    """The first SIGTERM or Ctrl-C sets `stop`; a second one ends the process at once."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def first() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)  # Python's own for SIGINT would raise wherever the loop is
+        stop.set()
+
+    for number in numbers:
+        loop.add_signal_handler(number, first)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
 def say(text: str) -> None:
-    """A line for people."""
-    Console(highlight=False, soft_wrap=True).print(text, markup=False)
+    """A line for people, as it is."""
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        with Path(os.devnull).open(
+            "wb"
+        ) as nowhere:  # or the interpreter would try once more when it ends, and complain
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:  # whoever read along has left
+            raise
+        raise OperatorError(
+            f"the work is done, but its answer cannot be written ({error.strerror}): mend that and ask again"
+        ) from None
 
 
 def put_json(value: Any) -> None:
     """One object on one line of stdout."""
-    sys.stdout.write(json.dumps(value, default=str) + "\n")
-    sys.stdout.flush()
+    say(json.dumps(value, default=str))
 
 
 def put_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
-    """A table on stdout, or one line when there is nothing to show."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")  # an id that is cut cannot be copied
-    for row in rows:
-        table.add_row(*("" if cell is None else str(cell) for cell in row))
-    if table.row_count:
-        Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
-    else:
+    """Aligned columns, never cut or folded; one line when there is nothing to show."""
+    cells = [["-" if cell in (None, "") else str(cell) for cell in row] for row in rows]
+    if not cells:
         say(empty)
+        return
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    for row in (columns, *cells):
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """When a cursor was first seen, and how many of its blocks were done then."""
+
+    at_s: float
+    done: int
 
 
 class SpanProgress:
-    """Shows how far backfills and replays are: bars with an ETA on a terminal, a line every few seconds in a pipe."""
+    """Shows how far backfills and replays are: bars with an ETA on a terminal, a log line now and then in a pipe."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
         self._bars: dict[int, TaskID] = {}
-        self._began_at_s: dict[int, float] = {}
+        self._begins: dict[int, _Begin] = {}
         self._said_at_s = time.monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -96,17 +180,26 @@ class SpanProgress:
             return
         total, done = cursor.stop - cursor.first + 1, cursor.position - cursor.first + 1
         if self._terminal:
-            if cursor.id not in self._bars:
-                self._bars[cursor.id] = self._progress.add_task(cursor.kind, total=total)
-            self._progress.update(self._bars[cursor.id], completed=done, visible=done < total)
+            self._move_bar(cursor.id, cursor.kind, done, total)
             return
         now_s = time.monotonic()
-        began_at_s = self._began_at_s.setdefault(cursor.id, now_s)
-        if now_s - self._said_at_s >= PLAIN_EVERY_S and now_s > began_at_s and done < total:
+        begin = self._begins.setdefault(cursor.id, _Begin(now_s, done))
+        if now_s - self._said_at_s >= PLAIN_EVERY_S and begin.done < done < total:
             self._said_at_s = now_s
-            rate = done / (now_s - began_at_s)
-            sys.stderr.write(
-                f"{cursor.kind} {cursor.first}..{cursor.stop}: {done} of {total} blocks ({100 * done // total} %), "
-                f"{rate:.0f} blocks/s, {(total - done) / rate:.0f} s left\n"
+            blocks_per_s = (done - begin.done) / (now_s - begin.at_s)
+            log.info(
+                "progress",
+                kind=cursor.kind,
+                first=cursor.first,
+                last=cursor.stop,
+                done_blocks=done,
+                of_blocks=total,
+                percent=100 * done // total,
+                blocks_per_s=round(blocks_per_s, 1),
+                left_s=round((total - done) / blocks_per_s),
             )
-            sys.stderr.flush()
+
+    def _move_bar(self, cursor_id: int, kind: str, done: int, total: int) -> None:
+        if cursor_id not in self._bars:  # what an earlier process did must not count into the speed
+            self._bars[cursor_id] = self._progress.add_task(kind, total=total, completed=done)
+        self._progress.update(self._bars[cursor_id], completed=done, visible=done < total)

@@ -8,7 +8,7 @@ import secrets
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,23 +20,30 @@ from rich.live import Live
 from rich.table import Table
 
 from vaultevents import config
-from vaultevents.cli.console import JsonOption, put_json, say
+from vaultevents.cli.console import JsonOption, complete, put_json, say, stopping
 from vaultevents.config import Settings
+from vaultevents.core.errors import ConfigError
 from vaultevents.core.events import EVENT_TYPES
 from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
 from vaultevents.core.units import Address
 from vaultevents.core.webhooks import Webhook
 from vaultevents.daemon import Store, open_store, serve
+from vaultevents.devnet.beaconapi import BeaconServer
+from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.receivers import Hook, Receivers, Reply, per_event
 from vaultevents.devnet.world import World
-from vaultevents.store import accounts, webhooks
+from vaultevents.store import accounts, cluster, webhooks
 from vaultevents.telemetry import configure_logging
 
 HISTORY_BLOCKS, HISTORY_EVENTS = 200, 30
-LIVE_BLOCKS, BLOCK_S = 12, 0.25
+LIVE_BLOCKS, BLOCK_S = 20, 0.25
+VALIDATORS = 40
+LEAD_S = 40
+"""How far the demo's chain is behind the clock at first: its live blocks come faster than its slots."""
 DRAIN_S = 60.0
+SERVER_GONE_S = 30.0
 
 
 def add_to(app: typer.Typer) -> None:
@@ -44,23 +51,45 @@ def add_to(app: typer.Typer) -> None:
 
 
 def demo(
-    once: Annotated[bool, typer.Option(help="Stop when a short history and a few new blocks are delivered.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when a short history and a few new blocks are delivered.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="The same seed gives the same chain.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """See it work: a small chain, an embedded database, the service and TLS receivers, all on this machine.
+    """See it work, on this machine alone.
 
-    Exit code 1 when an event was lost, invented, or did not verify.
+    A small chain, an embedded database, the service and TLS receivers run until Ctrl-C, without any configuration, and
+    leave nothing behind. At the end, what was delivered is compared with the chain's own record: exit code 1 when an
+    event was lost, invented, or did not verify.
     """
     configure_logging("warning")
-    with tempfile.TemporaryDirectory(prefix="vaultevents-demo-", ignore_cleanup_errors=True) as directory:
-        result = asyncio.run(_demo(Path(directory), seed, once=once, show=_shown(once=once, as_json=as_json)))
+    try:
+        with tempfile.TemporaryDirectory(prefix="vaultevents-demo-", ignore_cleanup_errors=True) as directory:
+            with _shown(as_json=as_json) as show:
+                result = complete(_demo(Path(directory), seed, once=once, show=show))
+            _wait_for_the_server(Path(directory) / "postgres")
+    except OSError as error:
+        raise ConfigError(
+            f"no room for the demo in {tempfile.gettempdir()} ({error.strerror}): free some, or set TMPDIR"
+        ) from None
     if as_json:
         put_json(result)
     else:
-        say(", ".join(f"{name}: {value}" for name, value in result.items()))
+        types = ", ".join(f"{count} {name}" for name, count in result["event_types"].items())
+        say(
+            f"{result['deliveries']} deliveries, {result['verified']} verified ({types or 'no events'}); "
+            f"{result['lost']} lost, {result['extra']} extra, in {result['seconds']} s"
+        )
     if result["lost"] or result["extra"] or result["verified"] != result["deliveries"]:
         raise typer.Exit(1)
+
+
+def _wait_for_the_server(directory: Path) -> None:
+    """The server stops by itself when nobody uses it; its files must not be removed while it still writes them."""
+    give_up_at_s = time.monotonic() + SERVER_GONE_S
+    while cluster.is_held(cluster.supervisor_lock(directory)) and time.monotonic() < give_up_at_s:
+        time.sleep(0.05)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +116,7 @@ class Stage:
         """(webhook id, event id) of all that should be delivered by now, from the ground truth."""
         return {
             (subscriber.webhook.id, event_id)
-            for account_id, event_id in self.world.expected()
+            for account_id, event_id in self.world.expected(now_s=time.time())
             for subscriber in self.subscribers
             if subscriber.webhook.account_id == account_id
             and (subscriber.webhook.event_types is None or event_id.startswith(subscriber.webhook.event_types))
@@ -113,48 +142,55 @@ class Stage:
 
 
 async def _demo(directory: Path, seed: int, *, once: bool, show: Callable[[Stage], None]) -> dict[str, Any]:
-    stop = asyncio.Event()
-    async with _stage(directory, seed) as stage, asyncio.TaskGroup() as group:
-        serving = group.create_task(serve(stage.settings, stop))
-        try:
-            await _live(stage, once=once, show=show)
-        except asyncio.CancelledError:  # Ctrl-C ends the show, not the accounting
-            asyncio.current_task().uncancel()  # type: ignore[union-attr]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_S):
-                while stage.wanted() - stage.got():
-                    show(stage)
-                    await asyncio.sleep(0.05)
-        show(stage)
-        result = stage.result()
-        stop.set()
-        await serving
+    told, stop = asyncio.Event(), asyncio.Event()
+    with stopping(told):
+        async with _stage(directory, seed) as stage, asyncio.TaskGroup() as group:
+            serving = group.create_task(serve(stage.settings, stop))
+            await _live(stage, told, once=once, show=show)
+            await _drained(stage, show)
+            show(stage)
+            result = stage.result()
+            stop.set()
+            await serving
     return result
 
 
-async def _live(stage: Stage, *, once: bool, show: Callable[[Stage], None]) -> None:
-    """Mines blocks while the service follows: a few of them, or until Ctrl-C."""
+async def _live(stage: Stage, told: asyncio.Event, *, once: bool, show: Callable[[Stage], None]) -> None:
+    """Mines blocks while the service follows: a few of them, or until Ctrl-C or SIGTERM, which end the show alone."""
     mined = 0
-    while not once or mined < LIVE_BLOCKS:
-        await asyncio.sleep(BLOCK_S)
+    while not told.is_set() and not (once and mined >= LIVE_BLOCKS):
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(told.wait(), BLOCK_S)
+            return
         stage.world.step()
         mined += 1
         show(stage)
 
 
+async def _drained(stage: Stage, show: Callable[[Stage], None]) -> None:
+    """Until everything that is final has arrived, or has not for too long."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            while stage.wanted() - stage.got():
+                show(stage)
+                await asyncio.sleep(0.05)
+
+
 @asynccontextmanager
 async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
     began_at_s = time.monotonic()
-    world = World(seed)
+    genesis_s = int(time.time()) - HISTORY_BLOCKS - LEAD_S  # slots of a second, so that its clock is about ours
+    world = World(seed, chain=Chain(seed, genesis_time_s=genesis_s, seconds_per_slot=1), validators=VALIDATORS)
     world.history(HISTORY_BLOCKS, HISTORY_EVENTS)
-    receivers, node = Receivers(directory), ExecutionServer(world.chain)
+    receivers, node, beacon = Receivers(directory), ExecutionServer(world.chain), BeaconServer(world.beacon)
     await receivers.start()
-    url = await node.start()
+    url, beacon_url = await node.start(), await beacon.start()
     values = {
         "network": "devnet",
         "chain_id": world.chain.chain_id,
         "data_dir": directory,
         "execution": {"urls": [url], "poll_interval_s": 0.1},
+        "beacon": {"urls": [beacon_url], "poll_interval_s": 0.2},
         "delivery": {
             "allow": ["127.0.0.0/8:*"],
             "ca_file": receivers.ca_path,
@@ -162,12 +198,13 @@ async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
             "poll_interval_s": 0.2,
         },
     }
-    settings = config.parse(values, "demo", env_prefix="VAULTEVENTS_DEMO_")  # never the operator's own database
+    settings = config.given(values, "demo")  # and nothing of the environment: never the operator's own database
     try:
         async with open_store(settings) as store:
             yield Stage(world, settings, tuple(await _register(store, world, receivers)), began_at_s)
     finally:
         await node.stop()
+        await beacon.stop()
         await receivers.stop()
 
 
@@ -197,20 +234,17 @@ async def _subscribe(store: Store, hook: Hook, account_id: str, event_types: tup
     return Subscriber(webhook, hook)
 
 
-def _shown(*, once: bool, as_json: bool) -> Callable[[Stage], None]:
+@contextlib.contextmanager
+def _shown(*, as_json: bool) -> Iterator[Callable[[Stage], None]]:
     """How the demo is shown: not at all for machines, a live table on a terminal, a line now and then in a pipe."""
     console = Console()
     if as_json:
-        return lambda _: None
-    if not console.is_terminal:
-        return _plain_lines()
-    live = Live(console=console, auto_refresh=False)
-
-    def show(stage: Stage) -> None:
-        live.start()
-        live.update(_table(stage), refresh=True)
-
-    return show
+        yield lambda _: None
+    elif not console.is_terminal:
+        yield _plain_lines()
+    else:
+        with Live(console=console, auto_refresh=False) as live:
+            yield lambda stage: live.update(_table(stage), refresh=True)
 
 
 def _plain_lines() -> Callable[[Stage], None]:
@@ -226,10 +260,10 @@ def _plain_lines() -> Callable[[Stage], None]:
 
 
 def _headline(stage: Stage) -> str:
-    chain = stage.world.chain
+    chain, wanted = stage.world.chain, stage.wanted()
     return (
-        f"block {chain.head.number}, final {chain.finalized_number}, "
-        f"{len(stage.world.expected())} events, {len(stage.got())} of {len(stage.wanted())} deliveries verified"
+        f"block {chain.head.number}, final {chain.finalized_number}, {len({event for _, event in wanted})} events, "
+        f"{len(stage.got())} of {len(wanted)} deliveries verified"
     )
 
 

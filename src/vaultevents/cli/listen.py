@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import errno
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vaultevents.cli.console import JsonOption, put_json, say
+from vaultevents.cli.console import complete, put_json, say, stopping
 from vaultevents.core.errors import InputError
 from vaultevents.core.signing import sign
-from vaultevents.devnet.receivers import Received, Receivers
+from vaultevents.devnet.receivers import Hook, Received, Receivers
 
 
 def add_to(app: typer.Typer) -> None:
@@ -20,20 +20,33 @@ def add_to(app: typer.Typer) -> None:
 
 
 def listen(
-    secret: Annotated[str, typer.Option(help="The webhook's secret, as 'webhook add' showed it.")],
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 9443,
-    directory: Annotated[Path, typer.Option(help="Where the certificate files are written.", file_okay=False)] = Path(),
-    as_json: JsonOption = False,
+    secret: Annotated[str, typer.Option(help="The webhook's secret, as 'webhook add' showed it.", metavar="SECRET")],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where to listen.", metavar="PORT")] = 9443,
+    directory: Annotated[
+        Path,
+        typer.Option(
+            help="Where ca.pem and server.pem are written, anew at each start (default: here).",
+            file_okay=False,
+            show_default=False,
+            metavar="DIRECTORY",
+        ),
+    ] = Path(),
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on a line for each webhook.")] = False,
 ) -> None:
-    """Receive webhooks at https://127.0.0.1:PORT/hook, verify and print them. Ends with Ctrl-C."""
+    """Receive, verify and print webhooks on this machine.
+
+    A receiver to try things with, at https://127.0.0.1:PORT/hook until Ctrl-C or SIGTERM. The service must trust it:
+    name its ca.pem as delivery.ca_file.
+    """
     try:
         sign([secret], "probe", 0, b"")
     except ValueError as problem:
         raise InputError(f"--secret: {problem}; copy it again, with its whsec_") from None
     try:
-        with contextlib.suppress(asyncio.CancelledError):
-            asyncio.run(_listen(secret, port, directory, as_json=as_json))
+        complete(_listen(secret, port, directory, as_json=as_json))
     except OSError as problem:
+        if problem.errno == errno.EPIPE:
+            raise
         raise InputError(
             f"cannot listen on port {port} with certificates in {directory} ({problem.strerror}): "
             "choose another port or directory"
@@ -41,24 +54,37 @@ def listen(
 
 
 async def _listen(secret: str, port: int, directory: Path, *, as_json: bool) -> None:
-    receivers = Receivers(directory)
+    receivers, told = Receivers(directory), asyncio.Event()
     try:
         origin = await receivers.start(port)
         hook = receivers.hook("hook")
         hook.secret = secret
         if not as_json:
             say(f"Listening at {origin}/hook; let the service trust {receivers.ca_path} (delivery.ca_file).")
-        shown = 0
-        while True:
-            for received in (await hook.arrivals(shown + 1, timeout_s=float("inf")))[shown:]:
-                _show(received, as_json=as_json)
-                shown += 1
+        with stopping(told):
+            showing = asyncio.create_task(_show_all(hook, as_json=as_json))
+            ended = asyncio.create_task(told.wait())
+            await asyncio.wait((showing, ended), return_when=asyncio.FIRST_COMPLETED)
+            for task in (showing, ended):
+                task.cancel()
+            if showing.done():
+                showing.result()
     finally:
         await receivers.stop()
 
 
+async def _show_all(hook: Hook, *, as_json: bool) -> None:
+    shown = 0
+    while True:
+        for received in (await hook.arrivals(shown + 1, timeout_s=float("inf")))[shown:]:
+            _show(received, as_json=as_json)
+            shown += 1
+
+
 def _show(received: Received, *, as_json: bool) -> None:
     if as_json:
-        put_json({"id": received.webhook_id, "verified": received.verified, "body": received.body.decode()})
+        put_json(
+            {"id": received.webhook_id, "verified": received.verified, "body": received.body.decode(errors="replace")}
+        )
     else:
         say(f"{'verified' if received.verified else 'DOES NOT VERIFY'}: {received.body.decode(errors='replace')}")

@@ -3,255 +3,440 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
+from pydantic import SecretStr
 
+from vaultevents.chain.endpoints import node_name
 from vaultevents.chain.execution import ExecutionChain
-from vaultevents.cli.console import ConfigOption, JsonOption, SpanProgress, put_json, put_table, say, settings_of
-from vaultevents.config import DEFAULT_FILE, NETWORKS, Settings
-from vaultevents.core.errors import ConfigError, InputError, VaulteventsError
+from vaultevents.cli.console import (
+    ConfigOption,
+    JsonOption,
+    SpanProgress,
+    complete,
+    one_of,
+    put_json,
+    put_table,
+    say,
+    settings_of,
+    stopping,
+)
+from vaultevents.config import DEFAULT_FILE, NETWORKS, Settings, chosen_file
+from vaultevents.core.errors import ConfigError, InputError, OperatorError, SourceUnavailable, VaulteventsError
 from vaultevents.core.spans import Span
-from vaultevents.daemon import ROLES, Role, open_chain, open_store, serve
+from vaultevents.core.units import Address, checksum
+from vaultevents.daemon import (
+    EPOCH_EVENT_TYPES,
+    ROLES,
+    Role,
+    Sources,
+    check_authority,
+    open_beacon,
+    open_chain,
+    open_sources,
+    open_store,
+    serve,
+    service_clock,
+)
 from vaultevents.store import status as overview
 from vaultevents.store.outbox import Outbox
-from vaultevents.watch.logs import LogsSource
+from vaultevents.store.pool import Database
+from vaultevents.store.validators import epoch_at
+from vaultevents.watch.streams import Stream
 from vaultevents.watch.watcher import Advanced, run
 
 REPLAY_PATIENCE = 5
+SHOWN_IDS = 3
+HEAD_WITHIN_S = 5.0
 
 
 def add_to(app: typer.Typer) -> None:
     app.command("init")(init)
-    app.command("run")(run_daemon)
-    app.command("replay")(replay)
     app.command("check")(check)
+    app.command("run")(run_daemon)
     app.command("status")(status)
+    app.command("replay")(replay)
 
 
 def init(
-    network: Annotated[str, typer.Option(help=f"One of {', '.join(NETWORKS)}.")] = "hoodi",
+    network: Annotated[
+        str, typer.Option(help=f"The network to watch: {', '.join(NETWORKS)}.", metavar="NETWORK")
+    ] = "hoodi",
     config: ConfigOption = None,
-    force: Annotated[bool, typer.Option(help="Write over an existing file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over an existing file.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Write a commented configuration file."""
-    if network not in NETWORKS:
-        raise InputError(f"there is no network '{network}': use one of {', '.join(NETWORKS)}")
-    path = config or DEFAULT_FILE
+    """Write a configuration file that explains every setting."""
+    one_of(NETWORKS, network, "--network")
+    path = chosen_file(config)
     if path.exists() and not force:
         raise InputError(
             f"{path} is already there: edit it, name another file with --config, or write over it (--force)"
         )
-    try:
-        path.write_text(_template(network), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-    say(f"Wrote {path} for {network}. Next:")
+    _write_whole(path, _template(network))
+    if as_json:
+        put_json({"path": str(path), "network": network})
+        return
+    option = "" if path == DEFAULT_FILE else f" --config {path}"
+    say(f"Wrote {path} for {network}. {_FIRST[network]} Next{f', each with{option}' if option else ''}:")
     say("  vaultevents check                                    does everything answer?")
     say("  vaultevents account add ACCOUNT                      an account, such as 'acme'")
-    say("  vaultevents vault add ACCOUNT VAULT-ID 0xADDRESS     a vault of it (--queue, --start-block)")
-    say("  vaultevents webhook add ACCOUNT https://URL          where its events go; shows the secret once")
+    say("  vaultevents vault add ACCOUNT VAULT ADDRESS          a vault of it (--queue, --start-block)")
+    say("  vaultevents webhook add ACCOUNT URL                  where its events go; shows the secret once")
     say("  vaultevents run                                      watch and deliver")
 
 
+_FIRST = {
+    "devnet": "It expects a node at http://127.0.0.1:8545 with chain id 31337.",
+    "hoodi": "It names public nodes, so it works as it is.",
+    "mainnet": "Name your node in it (execution.urls).",
+}
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Whole or not at all: a full disk must not cost the file that was there."""
+    target = path.resolve()
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(target)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path} ({error.strerror}): mend that, or name another file") from None
+
+
 def _template(network: str) -> str:
-    installed = resources.files("vaultevents").joinpath("networks", f"{network}.toml")
-    if installed.is_file():
-        return installed.read_text(encoding="utf-8")
-    return (Path(__file__).parents[3] / "config" / f"{network}.toml").read_text(encoding="utf-8")
+    repository = Path(__file__).parents[3] / "config"
+    for place in (resources.files("vaultevents").joinpath("networks"), repository):
+        example = place.joinpath(f"{network}.toml")
+        if example.is_file():
+            return example.read_text(encoding="utf-8")
+    raise ConfigError(f"this installation comes without its examples: copy config/{network}.toml from the repository")
 
 
 def run_daemon(
     config: ConfigOption = None,
-    only: Annotated[list[str] | None, typer.Option(help=f"Only these roles: {', '.join(ROLES)}.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Only this part of the work: {' or '.join(ROLES)}. May be repeated.", metavar="ROLE"),
+    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Watch the chain and deliver webhooks until SIGTERM or Ctrl-C."""
+    """Watch the chain and deliver webhooks until SIGTERM or Ctrl-C.
+
+    Attempts that are under way then are finished first; a second signal ends it at once, and they are made again
+    later. With --json it says at the end what it read.
+    """
+    for role in only or ():
+        one_of(ROLES, role, "--only")
     settings = settings_of(config)
-    roles: list[Role] = [role for role in ROLES if only is None or role in only]
-    if unknown := set(only or ()) - set(ROLES):
-        raise InputError(f"there is no role '{min(unknown)}': use {' or '.join(ROLES)}")
+    roles: list[Role] = [role for role in ROLES if not only or role in only]
+    totals = Totals()
 
     async def work() -> None:
         stop = asyncio.Event()
-        with _stopping(stop), SpanProgress() as progress:
-            await serve(settings, stop, only=roles, on_advance=progress.advanced)
+        with stopping(stop), SpanProgress() as progress:
 
-    asyncio.run(work())
+            def advanced(step: Advanced) -> None:
+                totals.count(step)
+                progress.advanced(step)
+
+            await serve(settings, stop, only=roles, on_advance=advanced)
+
+    complete(work())
+    if as_json:
+        put_json(totals.as_dict())
 
 
-@contextmanager
-def _stopping(stop: asyncio.Event) -> Iterator[None]:
-    """The first SIGTERM or Ctrl-C sets `stop`; a second one ends the process at once."""
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
+@dataclass(slots=True)
+class Totals:
+    """What became of the events that were derived."""
 
-    def first() -> None:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-        stop.set()
+    inserted: int = 0
+    identical: int = 0
+    different: tuple[str, ...] = ()
 
-    for number in numbers:
-        loop.add_signal_handler(number, first)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
+    def count(self, step: Advanced) -> None:
+        self.inserted += step.committed.inserted
+        self.identical += step.committed.identical
+        self.different += step.committed.different
+
+    def as_dict(self) -> dict[str, int]:
+        different = len(self.different)
+        derived = self.inserted + self.identical + different
+        return {"derived": derived, "identical": self.identical, "inserted": self.inserted, "different": different}
 
 
 def replay(
-    from_block: Annotated[int, typer.Option("--from-block", min=0, help="First block.")],
-    to_block: Annotated[int, typer.Option("--to-block", min=0, help="Last block; must be final.")],
-    deliver: Annotated[bool, typer.Option(help="Deliver events that were missing.")] = True,
+    from_block: Annotated[int | None, typer.Option(min=0, help="First block.", metavar="BLOCK")] = None,
+    to_block: Annotated[int | None, typer.Option(min=0, help="Last block; it must be final.", metavar="BLOCK")] = None,
+    from_epoch: Annotated[int | None, typer.Option(min=0, help="First epoch.", metavar="EPOCH")] = None,
+    to_epoch: Annotated[
+        int | None, typer.Option(min=0, help="Last epoch; it must be final and over.", metavar="EPOCH")
+    ] = None,
+    deliver: Annotated[
+        bool, typer.Option("--deliver/--no-deliver", help="Deliver the events that were missing.")
+    ] = True,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Derive the events of a range again: restores what is missing, compares what is stored.
+    """Restore and compare the events of a range of blocks or of epochs.
 
-    A stored event that differs is reported and left alone; then the exit code is 1.
+    They are derived again from the chain: those that are missing are stored and delivered, those that are stored are
+    compared. One that differs is named and left as it is; then the exit code is 1. May run beside the daemon.
     """
     settings = settings_of(config)
-    if to_block < from_block:
-        raise InputError(f"--to-block {to_block} lies before --from-block {from_block}")
-    totals = asyncio.run(_replay(settings, Span(from_block, to_block), deliver=deliver))
-    different = totals.pop("ids")
+    wanted = _range(from_block, to_block, from_epoch, to_epoch)
+    totals = complete(_replay(settings, wanted, deliver=deliver))
+    counts = totals.as_dict()
     if as_json:
-        put_json(totals)
+        put_json(counts)
     else:
-        put_table(list(totals), [list(totals.values())], "")
-    for event_id in different[:20]:
-        typer.echo(f"different: {event_id}", err=True)
-    if different:
-        raise typer.Exit(1)
+        say(", ".join(f"{count} {name}" for name, count in counts.items()))
+    if totals.different:
+        more = len(totals.different) - SHOWN_IDS
+        raise OperatorError(
+            f"{counts['different']} stored events are not what the chain gives, and were left as they are "
+            f"({', '.join(totals.different[:SHOWN_IDS])}{f' and {more} more' if more > 0 else ''}): "
+            "find out who changed them"
+        )
 
 
-async def _replay(settings: Settings, span: Span, *, deliver: bool) -> dict[str, Any]:
-    inserted = identical = 0
-    different: list[str] = []
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What to replay, in blocks or in epochs."""
 
-    def count(step: Advanced) -> None:
-        nonlocal inserted, identical
-        inserted += step.committed.inserted
-        identical += step.committed.identical
-        different.extend(step.committed.different)
-        progress.advanced(step)
+    unit: Literal["block", "epoch"]
+    span: Span
 
-    async with open_store(settings) as store, open_chain(settings, store.database) as chain:
-        outbox, source = Outbox(store.database), LogsSource(chain)
-        head = await source.head()
-        if span.last > head:
-            raise InputError(f"block {span.last} is not {settings.execution.head} yet: the last such block is {head}")
-        cursor = await outbox.begin_replay(source.stream, span)
-        try:
+
+def _range(from_block: int | None, to_block: int | None, from_epoch: int | None, to_epoch: int | None) -> Range:
+    for unit, first, last, others in (
+        ("block", from_block, to_block, (from_epoch, to_epoch)),
+        ("epoch", from_epoch, to_epoch, (from_block, to_block)),
+    ):
+        if first is not None and last is not None and others == (None, None):
+            if last < first:
+                raise InputError(f"--to-{unit} {last} lies before --from-{unit} {first}: exchange them")
+            return Range("block" if unit == "block" else "epoch", Span(first, last))
+    raise typer.BadParameter("give --from-block and --to-block, or --from-epoch and --to-epoch")
+
+
+async def _replay(settings: Settings, wanted: Range, *, deliver: bool) -> Totals:
+    totals = Totals()
+    async with open_store(settings) as store:
+        clock = await service_clock(store.database)
+        async with open_sources(settings, store.database, clock) as sources:
+            spans = [(stream, await _span(stream, sources, wanted)) for stream in sources.streams]
             with SpanProgress() as progress:
-                await run(
-                    source,
-                    outbox,
-                    cursor,
-                    step=settings.execution.span_blocks,
-                    poll_s=settings.execution.poll_interval_s,
-                    deliver=deliver,
-                    patience=REPLAY_PATIENCE,
-                    on_advance=count,
-                )
-        finally:
-            await outbox.end_replay(cursor)
-    return {
-        "derived": inserted + identical + len(different),
-        "identical": identical,
-        "inserted": inserted,
-        "different": len(different),
-        "ids": different,
-    }
+
+                def advanced(step: Advanced) -> None:
+                    totals.count(step)
+                    progress.advanced(step)
+
+                for stream, span in spans:
+                    if span is not None:
+                        await _replay_stream(stream, Outbox(store.database), span, advanced, deliver=deliver)
+    return totals
+
+
+async def _replay_stream(
+    stream: Stream, outbox: Outbox, span: Span, on_advance: Callable[[Advanced], None], *, deliver: bool
+) -> None:
+    cursor = await outbox.begin_replay(stream.source.stream, span)
+    try:
+        await run(
+            stream.source,
+            outbox,
+            cursor,
+            step=stream.step,
+            poll_s=stream.poll_s,
+            deliver=deliver,
+            patience=REPLAY_PATIENCE,
+            on_advance=on_advance,
+        )
+    finally:
+        await outbox.end_replay(cursor)
+
+
+async def _span(stream: Stream, sources: Sources, wanted: Range) -> Span | None:
+    """The positions of one stream that belong to the range; None where it has none there yet.
+
+    The range must be final in its own unit. Of the other unit's streams it takes what is complete.
+    """
+    head = await stream.source.head()
+    span = wanted.span
+    if stream.unit == wanted.unit:
+        if span.last > head and stream.source.stream in ("logs", "withdrawals"):
+            raise InputError(f"{wanted.unit} {span.last} is not final and complete yet: replay up to {head}")
+    elif sources.time is None:
+        raise InputError("epochs are those of the beacon chain: name a node in beacon.urls, or give a range of blocks")
+    elif stream.unit == "block":
+        first = await sources.chain.first_block_at(sources.time.epoch_start_s(span.first))
+        span = Span(first, await sources.chain.first_block_at(sources.time.epoch_start_s(span.last + 1)) - 1)
+    else:
+        ends = [(await sources.chain.header(block)).timestamp_s for block in (span.first, span.last)]
+        span = Span(*(epoch_at(sources.time, seconds) for seconds in ends))
+    return Span(span.first, min(span.last, head)) if span.first <= head else None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that `check` tried: what it is in `detail`, or what to do about it."""
+
+    what: str
+    ok: bool
+    detail: str
 
 
 def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Does everything that the configuration names answer, and is it what it should be?"""
+    """See whether everything that is configured answers.
+
+    The database, each node, the contracts: are they there, and the right ones? Exit code 1 when something is wrong.
+    """
     settings = settings_of(config)
-    results = asyncio.run(_check(settings))
-    ok = all(problem is None for _, problem, _ in results)
+    findings = complete(_check(settings))
+    ok = all(one.ok for one in findings)
     if as_json:
-        put_json({"ok": ok, "checks": [{"what": w, "ok": p is None, "detail": p or d} for w, p, d in results]})
+        put_json({"ok": ok, "checks": [asdict(one) for one in findings]})
     else:
-        put_table(("", "what", "detail"), [("ok" if p is None else "FAIL", w, p or d) for w, p, d in results], "")
+        for one in findings:
+            say(f"{'ok  ' if one.ok else 'FAIL'}  {one.what}: {one.detail}")
     if not ok:
         raise typer.Exit(1)
 
 
-async def _check(settings: Settings) -> list[tuple[str, str | None, str]]:
-    """(what, problem or None, detail) for each thing that was tried."""
-    results: list[tuple[str, str | None, str]] = []
-    async with open_store(settings) as store:
-        facts = await overview.read(store.database)
-        results.append(("database", None, f"PostgreSQL {facts.server_version}, {facts.events} events"))
-        for url in settings.execution.urls or (None,):
-            urls = () if url is None else (url,)
-            one = settings.model_copy(update={"execution": settings.execution.model_copy(update={"urls": urls})})
-            try:
-                async with open_chain(one, store.database) as chain:
-                    head = await chain.head()
-                    node = f"node {chain.nodes[0]}"
-                    results.append((node, None, f"chain {settings.chain_id}, {settings.execution.head} {head.number}"))
-                    results.extend(await _check_contracts(settings, chain))
-            except VaulteventsError as problem:
-                results.append(("node", str(problem), ""))
-    return results
+async def _check(settings: Settings) -> list[Finding]:
+    findings: list[Finding] = []
+    if settings.delivery.ca_file is not None:
+        findings.append(_authority(settings))
+    try:
+        async with open_store(settings) as store:
+            facts = await overview.read(store.database)
+            findings.append(Finding("database", True, f"PostgreSQL {facts.server_version}, {facts.events} events"))
+            nodes = [await _node(settings, url, store.database) for url in settings.execution.urls or (None,)]
+            findings += nodes
+            if any(node.ok for node in nodes):
+                async with open_chain(settings, store.database) as chain:
+                    findings += [await _contract(chain, *named) for named in _contracts(settings)]
+                findings += [await _beacon_node(settings, url, store.database) for url in settings.beacon.urls]
+            if not settings.beacon.urls:
+                never = ", ".join(EPOCH_EVENT_TYPES)
+                findings.append(Finding("beacon", True, f"off, since beacon.urls is empty: {never} will never come"))
+    except VaulteventsError as problem:
+        findings.append(Finding("contracts" if len(findings) > 1 else "database", False, str(problem)))
+    return findings
 
 
-async def _check_contracts(settings: Settings, chain: ExecutionChain) -> list[tuple[str, str | None, str]]:
+def _authority(settings: Settings) -> Finding:
+    try:
+        check_authority(settings)
+    except ConfigError as problem:
+        return Finding("delivery.ca_file", False, str(problem))
+    return Finding("delivery.ca_file", True, f"{settings.delivery.ca_file}")
+
+
+async def _node(settings: Settings, url: SecretStr | None, database: Database) -> Finding:
+    alone = settings.execution.model_copy(update={"urls": () if url is None else (url,)})
+    what = "node"
+    try:
+        if url is not None:
+            what = f"node {node_name(url.get_secret_value())}"
+        async with open_chain(settings.model_copy(update={"execution": alone}), database) as chain:
+            head = (await chain.head()).number
+        return Finding(what, True, f"chain {settings.chain_id}, its {settings.execution.head} block is {head}")
+    except SourceUnavailable as problem:
+        return Finding(what, False, problem.problem)
+    except VaulteventsError as problem:
+        return Finding(what, False, str(problem))
+
+
+async def _beacon_node(settings: Settings, url: SecretStr, database: Database) -> Finding:
+    alone = settings.model_copy(update={"beacon": settings.beacon.model_copy(update={"urls": (url,)})})
+    what = "beacon node"
+    try:
+        what = f"beacon node {node_name(url.get_secret_value())}"
+        async with open_beacon(alone, database, await service_clock(database)) as (beacon, _):
+            finality = await beacon.finality()
+        return Finding(what, True, f"its finalized epoch is {finality.epoch}")
+    except SourceUnavailable as problem:
+        return Finding(what, False, problem.problem)
+    except VaulteventsError as problem:
+        return Finding(what, False, str(problem))
+
+
+def _contracts(settings: Settings) -> list[tuple[str, Address]]:
     contracts = settings.contracts
     named = [
-        ("contracts.lido_locator", contracts.lido_locator),
-        *(("contracts.lazy_oracles", address) for address in contracts.lazy_oracles),
-        ("contracts.wrapper_factory", contracts.wrapper_factory),
-        ("contracts.core_withdrawal_queue", contracts.core_withdrawal_queue),
+        ("lido_locator", contracts.lido_locator),
+        *(("lazy_oracles", address) for address in contracts.lazy_oracles),
+        ("wrapper_factory", contracts.wrapper_factory),
+        ("core_withdrawal_queue", contracts.core_withdrawal_queue),
     ]
-    results: list[tuple[str, str | None, str]] = []
-    for name, address in named:
-        if address is not None:
-            there = await chain.has_code(address)
-            results.append((name, None if there else "has no code on this chain: correct the address", "a contract"))
-    return results
+    return [(f"contracts.{name}", address) for name, address in named if address is not None]
+
+
+async def _contract(chain: ExecutionChain, name: str, address: Address) -> Finding:
+    if await chain.has_code(address):
+        return Finding(name, True, checksum(address))
+    return Finding(name, False, f"{checksum(address)} has no code on this chain: correct the address")
 
 
 def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """How far the streams are, what waits to be delivered, and what is registered."""
+    """Show how far the streams are and what is still to be delivered."""
     settings = settings_of(config)
-    facts, head = asyncio.run(_status(settings))
+    facts, head = complete(_status(settings))
+    number, problem = (head, None) if isinstance(head, int) else (None, head)
     if as_json:
-        put_json({"network": settings.network, **facts.as_dict(), "head": head})
+        put_json({"network": settings.network, **facts.as_dict(), "head": number, "head_problem": problem})
         return
-    say(f"network     {settings.network} (chain {settings.chain_id}), {settings.execution.head} head: {head}")
+    say(f"network     {settings.network} (chain {settings.chain_id})")
+    say(f"head        {f'unknown: {problem}' if number is None else f'block {number} ({settings.execution.head})'}")
     say(f"registered  {facts.accounts} accounts, {facts.vaults} vaults, {facts.webhooks} webhooks")
     say(f"events      {facts.events}")
     say(f"deliveries  {', '.join(f'{n} {state}' for state, n in sorted(facts.deliveries.items())) or 'none'}")
     if facts.oldest_pending_s is not None:
-        say(f"            the oldest pending one has waited {facts.oldest_pending_s:.0f} s")
+        say(f"            the oldest one that is not delivered yet has waited {facts.oldest_pending_s:.0f} s")
     put_table(
         ("stream", "kind", "position", "until", "behind", "moved"),
         [
-            (c.stream, c.kind, c.position, c.stop, _behind(c, head), c.updated_at.isoformat(timespec="seconds"))
+            (c.stream, c.kind, c.position, c.stop, _behind(c, number), c.updated_at.isoformat(timespec="seconds"))
             for c in facts.cursors
         ],
         "no stream has been read yet: start 'vaultevents run'",
     )
+    for c in facts.cursors:
+        if c.problem is not None:
+            since = "" if c.problem_since is None else f" since {c.problem_since.isoformat(timespec='seconds')}"
+            say(f"stalled     {c.stream} ({c.kind}){since}: {c.problem}")
+    if not settings.beacon.urls:
+        say(f"off         validators, withdrawals (beacon.urls is empty): {', '.join(EPOCH_EVENT_TYPES)} never come")
 
 
 async def _status(settings: Settings) -> tuple[overview.Overview, int | str]:
     async with open_store(settings) as store:
         facts = await overview.read(store.database)
         try:
-            async with asyncio.timeout(5), open_chain(settings, store.database) as chain:
+            async with asyncio.timeout(HEAD_WITHIN_S), open_chain(settings, store.database) as chain:
                 return facts, (await chain.head()).number
-        except (VaulteventsError, TimeoutError) as problem:
-            return facts, f"unknown ({problem or 'no answer within 5 s'})"
+        except TimeoutError:
+            return facts, f"no node has answered within {HEAD_WITHIN_S:g} s"
+        except VaulteventsError as problem:
+            return facts, str(problem)
 
 
-def _behind(cursor: overview.CursorFacts, head: int | str) -> int | None:
-    end = head if cursor.stop is None else cursor.stop
-    return max(0, end - cursor.position) if isinstance(end, int) else None
+def _behind(cursor: overview.CursorFacts, head: int | None) -> int | None:
+    end = cursor.stop if cursor.stop is not None else head if cursor.stream == "logs" else None
+    return None if end is None else max(0, end - cursor.position)

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from vaultevents.chain.execution import HeadPolicy
-from vaultevents.cli.console import ConfigOption, JsonOption, put_json, put_table, say, settings_of
+from vaultevents.cli.console import ConfigOption, JsonOption, complete, put_json, put_table, say, settings_of
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError
-from vaultevents.core.registry import Vault
+from vaultevents.core.registry import Vault, check_id
 from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
 from vaultevents.core.units import Address, checksum, parse_address
 from vaultevents.core.webhooks import Webhook, check_event_types, check_url
-from vaultevents.daemon import open_chain, open_store, url_rules
+from vaultevents.daemon import Store, open_chain, open_store, url_rules
 from vaultevents.store import accounts, webhooks
 
-account = typer.Typer(help="Accounts, which own vaults and webhooks.", no_args_is_help=True)
-vault = typer.Typer(help="Staking vaults that are watched.", no_args_is_help=True)
-webhook = typer.Typer(help="Where events are delivered.", no_args_is_help=True)
+account = typer.Typer(help="Add and list accounts, which own vaults and webhooks.", no_args_is_help=True)
+vault = typer.Typer(help="Add, list and remove the staking vaults that are watched.", no_args_is_help=True)
+webhook = typer.Typer(help="Add, list and remove the URLs to which events are delivered.", no_args_is_help=True)
 
 AccountArgument = Annotated[str, typer.Argument(help="The account's id: letters, digits, hyphens.", metavar="ACCOUNT")]
 VaultArgument = Annotated[str, typer.Argument(help="The vault's id: letters, digits, hyphens.", metavar="VAULT")]
+MAX_BLOCK = 2**63 - 1
+"""What a database column holds."""
 
 
 @account.command("add")
@@ -36,14 +37,21 @@ def account_add(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add an account; its id is part of every event id and never changes."""
+    """Add an account.
+
+    Its id is part of the id of every event of it, and never changes.
+    """
     settings = settings_of(config)
+    check_id(account_id, "an account id")
+    shown = name or account_id
+    if not shown.isprintable():
+        raise InputError("--name holds characters that cannot be printed: leave them out")
 
     async def work() -> accounts.Account:
         async with open_store(settings) as store:
-            return await accounts.add_account(store.database, account_id, name or account_id)
+            return await accounts.add_account(store.database, account_id, shown)
 
-    added = asyncio.run(work())
+    added = complete(work())
     if as_json:
         put_json({"id": added.id, "name": added.name})
     else:
@@ -59,7 +67,7 @@ def account_list(config: ConfigOption = None, as_json: JsonOption = False) -> No
         async with open_store(settings) as store:
             return await accounts.accounts(store.database)
 
-    found = asyncio.run(work())
+    found = complete(work())
     if as_json:
         put_json({"accounts": [{"id": one.id, "name": one.name, "createdAt": one.created_at} for one in found]})
     else:
@@ -71,38 +79,45 @@ def account_list(config: ConfigOption = None, as_json: JsonOption = False) -> No
 def vault_add(
     account_id: AccountArgument,
     vault_id: VaultArgument,
-    address: Annotated[str, typer.Argument(help="The staking vault contract.")],
-    queue: Annotated[str | None, typer.Option(help="Its withdrawal queue contract.")] = None,
+    address: Annotated[str, typer.Argument(help="The staking vault contract.", metavar="ADDRESS")],
+    queue: Annotated[
+        str | None,
+        typer.Option(help="Its pool's withdrawal queue contract; without it no claims are told.", metavar="ADDRESS"),
+    ] = None,
     start_block: Annotated[
-        str, typer.Option(help="First block whose events exist: a number, 'now' or 'creation'.")
+        str,
+        typer.Option(
+            help="First block whose events exist: a number, 'now' (after the finalized block) or 'creation' (of the "
+            "vault, which an archive node can tell).",
+            metavar="BLOCK",
+        ),
     ] = "now",
-    deliver: Annotated[bool, typer.Option(help="Deliver events of blocks that were read before.")] = True,
+    deliver: Annotated[
+        bool, typer.Option("--deliver/--no-deliver", help="Deliver events of blocks that were read before.")
+    ] = True,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch a vault from a block on; again with an earlier start or a queue to amend it."""
+    """Watch a vault from a block on. Give the same again with an earlier start, or with a queue, to amend it.
+
+    The id is part of every event of the vault and never changes.
+    """
     settings = settings_of(config)
+    check_id(account_id, "an account id")
+    check_id(vault_id, "a vault id")
     contract = parse_address(address)
     queue_contract = None if queue is None else parse_address(queue)
     _refuse_core_queue(settings, queue_contract)
+    start = _parse_start(start_block)
 
     async def work() -> accounts.Registered:
         async with open_store(settings) as store:
-            if start_block.isascii() and start_block.isdigit():
-                first = int(start_block)
-            elif start_block in ("now", "creation"):
-                async with open_chain(settings, store.database, head=HeadPolicy()) as chain:
-                    if start_block == "now":
-                        first = (await chain.head()).number + 1
-                    else:
-                        first = await chain.creation_block(contract)
-            else:
-                raise InputError(f"--start-block '{start_block}' is not a block number, 'now' or 'creation'")
+            first = start if isinstance(start, int) else await _start(settings, store, contract, start)
             return await accounts.add_vault(
                 store.database, account_id, vault_id, contract, queue_contract, first, deliver=deliver
             )
 
-    done = asyncio.run(work())
+    done = complete(work())
     backfills = [(span.first, span.last) for span in done.backfills]
     if as_json:
         put_json({**_vault_json(done.vault), "backfills": backfills})
@@ -111,6 +126,22 @@ def vault_add(
     say(f"Watching vault {vault_id} ({checksum(contract)}) for account {account_id} from block {open_span.first} on.")
     for first, last in backfills:
         say(f"Blocks {first} to {last} will be read again for it; 'vaultevents status' shows how far that is.")
+
+
+def _parse_start(text: str) -> int | Literal["now", "creation"]:
+    if text == "now":
+        return "now"
+    if text == "creation":
+        return "creation"
+    if text.isascii() and text.isdigit() and (block := int(text[:20])) <= MAX_BLOCK:
+        return block
+    raise InputError(f"--start-block '{text}' is not a block: give a number, 'now' or 'creation'")
+
+
+async def _start(settings: Settings, store: Store, contract: Address, start: Literal["now", "creation"]) -> int:
+    """The block that a word stands for now (E12); always by the finalized head."""
+    async with open_chain(settings, store.database, head=HeadPolicy()) as chain:
+        return (await chain.head()).number + 1 if start == "now" else await chain.creation_block(contract)
 
 
 def _refuse_core_queue(settings: Settings, queue: Address | None) -> None:
@@ -134,7 +165,7 @@ def vault_list(
         async with open_store(settings) as store:
             return (await accounts.registry(store.database)).vaults
 
-    found = [one for one in asyncio.run(work()) if account_id in (None, one.account_id)]
+    found = [one for one in complete(work()) if account_id in (None, one.account_id)]
     if as_json:
         put_json({"vaults": [_vault_json(one) for one in found]})
         return
@@ -146,8 +177,13 @@ def vault_list(
 
 
 @vault.command("remove")
-def vault_remove(account_id: AccountArgument, vault_id: VaultArgument, config: ConfigOption = None) -> None:
-    """Stop watching a vault after the finalized block; nothing that is stored is deleted."""
+def vault_remove(
+    account_id: AccountArgument, vault_id: VaultArgument, config: ConfigOption = None, as_json: JsonOption = False
+) -> None:
+    """Stop watching a vault; nothing that is stored is deleted.
+
+    Events up to the finalized block of this moment still come.
+    """
     settings = settings_of(config)
 
     async def work() -> Vault:
@@ -155,8 +191,13 @@ def vault_remove(account_id: AccountArgument, vault_id: VaultArgument, config: C
             last = (await chain.head()).number
             return await accounts.remove_vault(store.database, account_id, vault_id, last)
 
-    removed = asyncio.run(work())
-    say(f"Vault {vault_id} of account {account_id} is registered for blocks {_spans_text(removed)} and no longer.")
+    removed = complete(work())
+    if as_json:
+        put_json(_vault_json(removed))
+    else:
+        say(
+            f"Vault {vault_id} of account {account_id} was watched for blocks {_spans_text(removed)}, and is no longer."
+        )
 
 
 def _spans_text(one: Vault) -> str:
@@ -176,9 +217,15 @@ def _vault_json(one: Vault) -> dict[str, object]:
 @webhook.command("add")
 def webhook_add(
     account_id: AccountArgument,
-    url: Annotated[str, typer.Argument(help="https URL that receives the events.")],
-    event_type: Annotated[list[str] | None, typer.Option(help="Only this type; may be repeated.")] = None,
-    vault_id: Annotated[list[str] | None, typer.Option("--vault", help="Only this vault; may be repeated.")] = None,
+    url: Annotated[str, typer.Argument(help="https URL that receives the events.", metavar="URL")],
+    event_type: Annotated[
+        list[str] | None,
+        typer.Option(help="Only events of this type, such as funding_received; may be repeated.", metavar="TYPE"),
+    ] = None,
+    vault_id: Annotated[
+        list[str] | None,
+        typer.Option("--vault", help="Only events of this vault; may be repeated.", metavar="VAULT"),
+    ] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -188,7 +235,7 @@ def webhook_add(
         id=f"wh-{secrets.token_hex(12)}",
         account_id=account_id,
         url=check_url(url, url_rules(settings)),
-        event_types=check_event_types(event_type),
+        event_types=check_event_types(event_type or None),
         vault_ids=tuple(dict.fromkeys(vault_id)) if vault_id else None,
         active=True,
     )
@@ -199,11 +246,11 @@ def webhook_add(
             nonce = secrets.token_bytes(NONCE_BYTES)
             await webhooks.create_webhook(store.database, added, secret, store.key, nonce)
 
-    asyncio.run(work())
+    complete(work())
     if as_json:
         put_json({**_webhook_json(added), "secretToken": secret.reveal()})
     else:
-        say(f"Added webhook {added.id}. Its secret, shown only now:")
+        say(f"Added webhook {added.id}. Its secret, with which the receiver verifies, is shown only now:")
         say(secret.reveal())
 
 
@@ -216,7 +263,7 @@ def webhook_list(account_id: AccountArgument, config: ConfigOption = None, as_js
         async with open_store(settings) as store:
             return await webhooks.list_webhooks(store.database, account_id)
 
-    found = asyncio.run(work())
+    found = complete(work())
     if as_json:
         put_json({"webhooks": [{**_webhook_json(one.webhook), "createdAt": one.created_at} for one in found]})
         return
@@ -236,18 +283,25 @@ def webhook_list(account_id: AccountArgument, config: ConfigOption = None, as_js
 @webhook.command("remove")
 def webhook_remove(
     account_id: AccountArgument,
-    webhook_id: Annotated[str, typer.Argument(metavar="WEBHOOK")],
+    webhook_id: Annotated[str, typer.Argument(help="The webhook's id, as 'webhook list' shows it.", metavar="WEBHOOK")],
     config: ConfigOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Delete a webhook: its secret is erased and what is pending for it is cancelled."""
+    """Remove a webhook.
+
+    Its secret is erased, and what was still to be delivered to it is cancelled.
+    """
     settings = settings_of(config)
 
     async def work() -> None:
         async with open_store(settings) as store:
             await webhooks.delete_webhook(store.database, account_id, webhook_id)
 
-    asyncio.run(work())
-    say(f"Deleted webhook {webhook_id}.")
+    complete(work())
+    if as_json:
+        put_json({"id": webhook_id, "removed": True})
+    else:
+        say(f"Removed webhook {webhook_id}.")
 
 
 def _webhook_json(one: Webhook) -> dict[str, object]:

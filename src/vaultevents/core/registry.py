@@ -37,7 +37,8 @@ class VaultSpan:
     """One registration: events of blocks `first`..`last` exist (open while `last` is None).
 
     Those of blocks before `deliver_from` are stored but sent to nobody (D13, `--no-deliver`). The times are those of
-    the first and the last block, as far as these are known; without them nothing that has only a time is covered.
+    the first block, the last, and the one before `deliver_from`, as far as they are known yet; without them nothing
+    that has only a time is covered.
     """
 
     first: int
@@ -45,6 +46,7 @@ class VaultSpan:
     deliver_from: int = 0
     first_time_s: int | None = None
     last_time_s: int | None = None
+    quiet_time_s: int | None = None
 
     def covers(self, block: int | None, at_ms: int) -> bool:
         """Whether a moment lies in this span: by its block, or where it has none by the times of the span's ends."""
@@ -54,9 +56,20 @@ class VaultSpan:
             return False
         return self.last is None or (self.last_time_s is not None and at_ms <= self.last_time_s * 1000)
 
-    def is_quiet(self, block: int | None) -> bool:
-        """Whether what happened in `block` is sent to nobody."""
-        return block is not None and block < self.deliver_from
+    def is_quiet(self, block: int | None, at_ms: int) -> bool:
+        """Whether what happened at that moment is sent to nobody."""
+        if block is not None or self.deliver_from == 0:
+            return block is not None and block < self.deliver_from
+        return self.quiet_time_s is None or at_ms <= self.quiet_time_s * 1000
+
+    def blocks_without_time(self) -> set[int]:
+        """The blocks whose times are still to be found out."""
+        ends = [(self.first, self.first_time_s)]
+        if self.last is not None and self.last >= self.first:
+            ends.append((self.last, self.last_time_s))
+        if self.deliver_from > 0:
+            ends.append((self.deliver_from - 1, self.quiet_time_s))
+        return {block for block, time_s in ends if time_s is None}
 
     def overlaps(self, span: Span) -> bool:
         return self.first <= span.last and (self.last is None or span.first <= self.last)
@@ -114,7 +127,7 @@ class Registry:
         for vault in self._by_address.get((role, address), ()):
             spans = [span for span in vault.spans if span.covers(block, at_ms)]
             if spans:
-                found.append(Owner(vault.account_id, vault.id, all(span.is_quiet(block) for span in spans)))
+                found.append(Owner(vault.account_id, vault.id, all(span.is_quiet(block, at_ms) for span in spans)))
         return sorted(found)
 
     def watched(self, span: Span) -> Watched:
@@ -124,3 +137,11 @@ class Registry:
             frozenset(vault.address for vault in live),
             frozenset(vault.queue for vault in live if vault.queue is not None),
         )
+
+    def vault_addresses(self) -> frozenset[Address]:
+        """Every vault address that is or was registered."""
+        return frozenset(vault.address for vault in self.vaults)
+
+    def blocks_without_time(self) -> set[int]:
+        """The ends of spans whose times are still to be found out."""
+        return {block for vault in self.vaults for span in vault.spans for block in span.blocks_without_time()}

@@ -1,12 +1,16 @@
-"""The nouns of the devnet chain: logs, transactions and blocks."""
+"""The nouns of the devnet chain: logs, transactions, withdrawals and blocks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
+from typing import NamedTuple
 
-from vaultevents.devnet.header import Header, bloom_of
+import rlp
+
+from vaultevents.devnet.header import Header, bloom_of, minimal
+from vaultevents.devnet.trie import ordered_root
 
 FULL_BLOCK_LOGS = 440
 """Foreign logs that set more than 90 % of a bloom's bits, as a full mainnet block does (go-ethereum#25336)."""
@@ -35,9 +39,30 @@ class Transaction:
     creates: tuple[bytes, ...] = ()
 
 
+class Payout(NamedTuple):
+    """What the consensus layer wants to pay: a withdrawal that has no place on the chain yet."""
+
+    validator_index: int
+    address: bytes
+    amount_gwei: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """One entry of a block's `withdrawals` (EIP-4895); `index` counts all withdrawals of the chain, from 0."""
+
+    index: int
+    validator_index: int
+    address: bytes
+    amount_gwei: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """A block; `filler_logs` counts the foreign logs after those of `transactions`, which are made when asked for."""
+    """A block; `filler_logs` counts the foreign logs after those of `transactions`, which are made when asked for.
+
+    `next_withdrawal` is the index of the first withdrawal after this block.
+    """
 
     header: Header
     hash: bytes
@@ -45,6 +70,8 @@ class Block:
     transactions: tuple[Transaction, ...]
     filler_logs: int
     filler_seed: int
+    withdrawals: tuple[Withdrawal, ...] = ()
+    next_withdrawal: int = 0
 
     @property
     def number(self) -> int:
@@ -70,6 +97,15 @@ class PlacedLog:
     tx_index: int
     log_index: int
     log: Log
+
+
+def withdrawals_root(withdrawals: tuple[Withdrawal, ...]) -> bytes:
+    """The header's commitment to a block's withdrawals (EIP-4895)."""
+    return ordered_root([_rlp(one) for one in withdrawals])
+
+
+def _rlp(one: Withdrawal) -> bytes:
+    return bytes(rlp.encode([minimal(one.index), minimal(one.validator_index), one.address, minimal(one.amount_gwei)]))
 
 
 def own_logs(block: Block) -> list[PlacedLog]:

@@ -14,13 +14,17 @@ from eth_hash.auto import keccak
 from vaultevents.devnet.blocks import (
     Block,
     Log,
+    Payout,
     PlacedLog,
     Transaction,
+    Withdrawal,
     filler_block_number,
     filler_bloom,
     own_logs,
+    withdrawals_root,
 )
-from vaultevents.devnet.header import EMPTY_BLOOM, EMPTY_TRIE_ROOT, Header, bloom_of
+from vaultevents.devnet.header import EMPTY_BLOOM, Header, bloom_of
+from vaultevents.devnet.trie import EMPTY_TRIE_ROOT
 
 _GAS_PER_TRANSACTION = 90_000
 
@@ -95,6 +99,14 @@ class Chain:
         """The canonical block at a height."""
         return self._blocks[number] if 0 <= number < len(self._blocks) else None
 
+    def blocks(self, first: int, last: int) -> list[Block]:
+        """The canonical blocks of `first`..`last`, as far as there are any."""
+        return self._blocks[max(first, 0) : last + 1]
+
+    def last_block_at(self, slot: int) -> Block:
+        """The canonical block of a slot (0 or later), or where nobody proposed in it the last one before."""
+        return self._blocks[bisect_right(self._blocks, slot, key=lambda block: block.slot) - 1]
+
     def block_by_hash(self, block_hash: bytes) -> Block | None:
         """A block by hash, also one that a reorg has removed from the canonical chain."""
         return self._by_hash.get(block_hash)
@@ -126,14 +138,22 @@ class Chain:
         numbers = self._full[bisect_left(self._full, first) : bisect_right(self._full, last)]
         return [self._blocks[number] for number in numbers]
 
-    def mine(self, transactions: Iterable[Transaction] = (), *, missed_slots: int = 0) -> Block:
+    def mine(
+        self,
+        transactions: Iterable[Transaction] = (),
+        *,
+        missed_slots: int = 0,
+        payouts: Iterable[Payout] = (),
+    ) -> Block:
         """Append a block, one slot after its parent plus the slots in which nobody proposed.
+
+        `payouts` become its withdrawals, under the next indices of this chain.
 
         Raises ValueError for a transaction that is on the canonical chain already.
         """
         slots = 1 + missed_slots
         timestamp_s = self.head.timestamp_s + slots * self.seconds_per_slot
-        return self._append(tuple(transactions), self.head.slot + slots, timestamp_s)
+        return self._append(tuple(transactions), self.head.slot + slots, timestamp_s, payouts)
 
     def reorg(self, depth: int, replacement: Iterable[Iterable[Transaction]]) -> list[Block]:
         """Drop the last `depth` blocks, mine one block for each item of `replacement`, and return these.
@@ -153,7 +173,9 @@ class Chain:
         del self._full[bisect_right(self._full, self.head.number) :]
         return [self.mine(transactions) for transactions in replacement]
 
-    def _append(self, transactions: tuple[Transaction, ...], slot: int, timestamp_s: int) -> Block:
+    def _append(
+        self, transactions: tuple[Transaction, ...], slot: int, timestamp_s: int, payouts: Iterable[Payout] = ()
+    ) -> Block:
         if any(transaction.hash in self._transactions for transaction in transactions):
             raise ValueError("a transaction can be on the chain only once")
         number, filler_logs = len(self._blocks), self.filler_logs
@@ -161,6 +183,8 @@ class Chain:
         if filler_logs:
             bits |= filler_bloom(self.seed, number, filler_logs)
         hashes = b"".join(transaction.hash for transaction in transactions)
+        next_withdrawal = self.head.next_withdrawal if number else 0
+        withdrawals = tuple(Withdrawal(index, *one) for index, one in enumerate(payouts, next_withdrawal))
         header = Header(
             parent_hash=self.head.hash if number else bytes(32),
             state_root=self._rng.randbytes(32),
@@ -172,8 +196,10 @@ class Chain:
             timestamp_s=timestamp_s,
             prev_randao=self._rng.randbytes(32),
             parent_beacon_block_root=self._rng.randbytes(32),
+            withdrawals_root=withdrawals_root(withdrawals),
         )
-        block = Block(header, header.hash(), slot, transactions, filler_logs, self.seed)
+        next_withdrawal += len(withdrawals)
+        block = Block(header, header.hash(), slot, transactions, filler_logs, self.seed, withdrawals, next_withdrawal)
         self._include(block)
         return block
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from typing import Any
@@ -12,13 +11,11 @@ from aiohttp import web
 
 from vaultevents.devnet.blocks import PlacedLog
 from vaultevents.devnet.chain import Chain
-from vaultevents.devnet.faults import BLOCK_FAULTS, LOG_FAULTS, TRANSPORT_FAULTS, Fault, Faults
-from vaultevents.devnet.loopback import LoopbackServer
+from vaultevents.devnet.faults import BLOCK_FAULTS, LOG_FAULTS, TRANSPORT_FAULTS, WITHDRAWAL_FAULTS, Fault, Faults
+from vaultevents.devnet.loopback import LoopbackServer, outage
 from vaultevents.devnet.node import Node
 from vaultevents.devnet.rpc import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR, RpcError
 from vaultevents.devnet.tampering import tamper_block, tamper_logs
-
-_WEB_PAGE = "<!doctype html><title>Sign in</title><h1>Welcome to the network</h1>"
 
 
 class ExecutionServer:
@@ -62,26 +59,12 @@ class ExecutionServer:
         except msgspec.DecodeError:
             return _reply(_error(None, RpcError(PARSE_ERROR, "parse error")))
         key = "+".join(map(_key, sent)) if isinstance(sent, list) else _key(sent)
-        failure = await self._transport_fault(self.faults.draw(key, TRANSPORT_FAULTS))
+        failure = await outage(self.faults.draw(key, TRANSPORT_FAULTS), self.faults.slow_s)
         if failure is not None:
             return failure
         if isinstance(sent, list) and sent:
             return _reply([self._call(one) for one in sent])
         return _reply(self._call(sent))
-
-    async def _transport_fault(self, kind: Fault | None) -> web.Response | None:
-        match kind:
-            case Fault.HTTP_500:
-                return web.Response(status=500, text="internal server error")
-            case Fault.HTTP_429:
-                return web.Response(status=429, text="too many requests", headers={"Retry-After": "1"})
-            case Fault.HTML:
-                return web.Response(text=_WEB_PAGE, content_type="text/html")
-            case Fault.SLOW:
-                await asyncio.sleep(self.faults.slow_s)
-            case Fault.HANG:
-                await asyncio.Event().wait()
-        return None
 
     def _call(self, sent: object) -> dict[str, Any]:
         call = sent if isinstance(sent, dict) else {}
@@ -117,8 +100,8 @@ class ExecutionServer:
         return tamper_logs(kind, [self.node.log_json(placed) for placed in found])
 
     def _block(self, block: dict[str, Any], key: str) -> dict[str, Any] | None:
-        kinds = (Fault.WRONG_GENESIS,) if block["number"] == "0x0" else BLOCK_FAULTS
-        kind = self.faults.draw(key, kinds)
+        genesis = block["number"] == "0x0"
+        kind = self.faults.draw(key, (Fault.WRONG_GENESIS,) if genesis else (*BLOCK_FAULTS, *_withdrawal_faults(block)))
         return block if kind is None else tamper_block(kind, block)
 
     def _raw(self, placed: PlacedLog) -> msgspec.Raw:
@@ -130,6 +113,12 @@ class ExecutionServer:
             if placed.tx_index < len(placed.block.transactions):
                 self._rendered[key] = raw
         return raw
+
+
+def _withdrawal_faults(block: dict[str, Any]) -> tuple[Fault, ...]:
+    """Those that a block's withdrawals are numerous enough for."""
+    needed = {Fault.NO_WITHDRAWALS: 0, Fault.WITHDRAWAL_GAP: 3, Fault.WITHDRAWAL_TWICE: 1}
+    return tuple(kind for kind in WITHDRAWAL_FAULTS if len(block["withdrawals"]) >= needed[kind])
 
 
 def _key(call: object) -> str:

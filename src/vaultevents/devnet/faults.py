@@ -12,7 +12,7 @@ from hashlib import blake2b
 
 
 class Fault(StrEnum):
-    """One way in which an execution node misbehaves."""
+    """One way in which an execution node or a beacon node misbehaves."""
 
     HTTP_500 = "http_500"
     HTTP_429 = "http_429"
@@ -30,10 +30,22 @@ class Fault(StrEnum):
     REMOVED = "removed"
     OUT_OF_RANGE = "out_of_range"
     DUPLICATE_LOG = "duplicate_log"
+    NO_WITHDRAWALS = "no_withdrawals"  # a block without the field
+    WITHDRAWAL_GAP = "withdrawal_gap"  # an entry in the middle is missing
+    WITHDRAWAL_TWICE = "withdrawal_twice"
+    NOT_FOUND = "not_found"
+    BAD_REQUEST = "bad_request"
+    HALF_BODY = "half_body"  # the connection closes in the middle of the answer
+    SYNCING = "syncing"
+    OPTIMISTIC = "optimistic"
+    OTHER_NETWORK = "other_network"
+    FINALITY_BACK = "finality_back"  # everything final is two epochs older than it was
+    SHORT_ANSWER = "short_answer"  # the last record is missing
+    OTHER_PUBKEY = "other_pubkey"  # of the first record
 
 
 TRANSPORT_FAULTS = (Fault.HTTP_500, Fault.HTTP_429, Fault.HTML, Fault.SLOW, Fault.HANG)
-"""Those of a whole HTTP exchange; the rest concern one call."""
+"""Those of a whole HTTP exchange with an execution node; the rest concern one call."""
 LOG_FAULTS = (
     Fault.EMPTY_LOGS,
     Fault.TRUNCATED_LOGS,
@@ -45,6 +57,12 @@ LOG_FAULTS = (
 """Those of an eth_getLogs answer that has logs."""
 BLOCK_FAULTS = (Fault.NULL_BLOCK, Fault.UNLINKED_PARENT)
 """Those of a block that the node has."""
+WITHDRAWAL_FAULTS = (Fault.NO_WITHDRAWALS, Fault.WITHDRAWAL_GAP, Fault.WITHDRAWAL_TWICE)
+"""Those of a block's withdrawals; the gap needs three or more, the repetition one."""
+BEACON_TRANSPORT_FAULTS = (*TRANSPORT_FAULTS, Fault.NOT_FOUND, Fault.BAD_REQUEST, Fault.HALF_BODY)
+"""Those of any exchange with a beacon node."""
+RECORD_FAULTS = (Fault.SHORT_ANSWER, Fault.OTHER_PUBKEY)
+"""Those of an answer that has validator records."""
 
 
 def fires(seed: int, kind: str, key: str, nth: int, rate: float) -> bool:

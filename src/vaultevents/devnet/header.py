@@ -10,7 +10,6 @@ from typing import Any
 import rlp
 from eth_hash.auto import keccak
 
-EMPTY_TRIE_ROOT = keccak(rlp.encode(b""))
 EMPTY_UNCLES_HASH = keccak(rlp.encode([]))
 NO_REQUESTS_HASH = bytes.fromhex("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
 """SHA-256 of nothing: the requests hash of a block without execution requests (EIP-7685)."""
@@ -36,6 +35,7 @@ class Header:
     timestamp_s: int
     prev_randao: bytes
     parent_beacon_block_root: bytes
+    withdrawals_root: bytes
 
     def hash(self) -> bytes:
         """Keccak of the RLP list of all 21 fields, in protocol order."""
@@ -60,7 +60,7 @@ class Header:
             "mixHash": self.prev_randao,
             "nonce": bytes(8),
             "baseFeePerGas": _BASE_FEE_WEI,
-            "withdrawalsRoot": EMPTY_TRIE_ROOT,
+            "withdrawalsRoot": self.withdrawals_root,
             "blobGasUsed": 0,
             "excessBlobGas": 0,
             "parentBeaconBlockRoot": self.parent_beacon_block_root,
@@ -77,8 +77,13 @@ def hex_data(value: bytes) -> str:
     return "0x" + value.hex()
 
 
+def minimal(number: int) -> bytes:
+    """An integer as RLP takes it: big-endian without leading zeros."""
+    return number.to_bytes((number.bit_length() + 7) // 8)
+
+
 def _rlp_item(value: bytes | int) -> bytes:
-    return value if isinstance(value, bytes) else value.to_bytes((value.bit_length() + 7) // 8)
+    return value if isinstance(value, bytes) else minimal(value)
 
 
 @lru_cache(maxsize=65536)

@@ -1,15 +1,19 @@
-"""One HTTP server on 127.0.0.1: what the execution node and the receivers have in common."""
+"""One HTTP server on 127.0.0.1: what the nodes and the receivers have in common, also when they fail."""
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from vaultevents.devnet.faults import Fault
+
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 _GRACE_S = 0.2
+_WEB_PAGE = "<!doctype html><title>Sign in</title><h1>Welcome to the network</h1>"
 
 
 class LoopbackServer:
@@ -30,3 +34,19 @@ class LoopbackServer:
     async def stop(self) -> None:
         """Close the listener and every connection, cutting off answers that hang."""
         await self._runner.cleanup()
+
+
+async def outage(kind: Fault | None, slow_s: float) -> web.Response | None:
+    """The answer of a server that fails in one of `TRANSPORT_FAULTS`; None where the right answer is to follow."""
+    match kind:
+        case Fault.HTTP_500:
+            return web.Response(status=500, text="internal server error")
+        case Fault.HTTP_429:
+            return web.Response(status=429, text="too many requests", headers={"Retry-After": "1"})
+        case Fault.HTML:
+            return web.Response(text=_WEB_PAGE, content_type="text/html")
+        case Fault.SLOW:
+            await asyncio.sleep(slow_s)
+        case Fault.HANG:
+            await asyncio.Event().wait()
+    return None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from vaultevents.devnet.blocks import Block, PlacedLog
+from vaultevents.devnet.blocks import Block, PlacedLog, Withdrawal
 from vaultevents.devnet.header import bloom_of, hex_data
 
 PARSE_ERROR = -32700
@@ -110,7 +110,17 @@ def block_json(block: Block) -> dict[str, Any]:
         "size": hex(800 + 200 * len(block.transactions)),
         "transactions": [hex_data(tx_hash) for tx_hash in block.transaction_hashes],
         "uncles": [],
-        "withdrawals": [],
+        "withdrawals": [withdrawal_json(one) for one in block.withdrawals],
+    }
+
+
+def withdrawal_json(withdrawal: Withdrawal) -> dict[str, str]:
+    """One entry of `withdrawals`; the amount is in gwei."""
+    return {
+        "index": hex(withdrawal.index),
+        "validatorIndex": hex(withdrawal.validator_index),
+        "address": hex_data(withdrawal.address),
+        "amount": hex(withdrawal.amount_gwei),
     }
 
 

@@ -1,4 +1,4 @@
-"""The events that a right service sends, written from what the contracts did and not from logs.
+"""The events that a right service sends for contracts, written from what these did and not from logs.
 
 Ids and bodies follow the public interface (sections 2.2 and 6) and the decisions E2, E3, E5 to E8, E11 and E12.
 """
@@ -82,23 +82,35 @@ def expected(
 
 def transaction_events(tx_hash: bytes, acts: Sequence[Act], block: int, timestamp_s: int, register: Register) -> Events:
     """The events of one transaction in a block."""
-    events: Events = {}
     fields = [*_fundings(tx_hash, acts, block, register), *_claims(tx_hash, acts, block, register)]
-    for owner, event_type, suffix, title, message, payload in fields:
-        event_id = f"{event_type}_{owner.account_id}_{suffix}"
-        envelope = {
-            "id": event_id,
-            "account_ref_id": owner.account_id,
-            "staking_vault_id": owner.vault_id,
-            "event_type": event_type,
-            "severity": "info",
-            "title": title,
-            "message": message,
-            "payload": payload,
-            "created_at": timestamp_s * 1000,
-        }
-        events[owner.account_id, event_id] = json.dumps(envelope, separators=(",", ":"), ensure_ascii=False).encode()
-    return events
+    return dict(event(*one, created_at_ms=timestamp_s * 1000) for one in fields)
+
+
+def event(
+    owner: Registration,
+    event_type: str,
+    suffix: str,
+    title: str,
+    message: str,
+    payload: dict[str, Any],
+    *,
+    created_at_ms: int,
+) -> tuple[tuple[str, str], bytes]:
+    """One entry of `Events`: keys and order of the envelope as in the interface, section 2.2."""
+    event_id = f"{event_type}_{owner.account_id}_{suffix}"
+    envelope = {
+        "id": event_id,
+        "account_ref_id": owner.account_id,
+        "staking_vault_id": owner.vault_id,
+        "event_type": event_type,
+        "severity": "info",
+        "title": title,
+        "message": message,
+        "payload": payload,
+        "created_at": created_at_ms,
+    }
+    body = json.dumps(envelope, separators=(",", ":"), ensure_ascii=False).encode()
+    return (owner.account_id, event_id), body
 
 
 _Fields = tuple[Registration, str, str, str, str, dict[str, Any]]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from random import Random
 
 from vaultevents.devnet.acts import Act, Funding, log_of
+from vaultevents.devnet.beacon import Beacon
+from vaultevents.devnet.beacontruth import expected_of_validators
 from vaultevents.devnet.blocks import Block, Transaction
 from vaultevents.devnet.chain import Chain
+from vaultevents.devnet.staking import Staking
 from vaultevents.devnet.traffic import WEI_PER_ETH, Traffic
 from vaultevents.devnet.truth import Events, Register, Registration, expected, transaction_events
 
@@ -25,7 +28,10 @@ class World:
     Each account has `vaults_per_account` vaults, all created and funded in block 1: `acme-1` with a withdrawal queue,
     `acme-2` with another, the rest without. The second account also registers the first account's first vault and
     queue, as `borealis-shared`. `registrations` lists all of this, `acts` what each transaction did, `events` counts
-    the events that the registrations have so far, final or not. `events_per_block` is the mean over time.
+    the events of contracts that the registrations have so far, final or not; `events_per_block` is their mean.
+
+    With `validators` in its genesis state (11 or more) the world also has their lives and withdrawals, of which at most
+    `withdrawals_per_block` are ordinary ones; what contracts do stays the same. `beacon` is there in any case.
     """
 
     def __init__(
@@ -37,10 +43,14 @@ class World:
         vaults_per_account: int = 3,
         events_per_block: float = 1.0,
         missed_slot_share: float = 0.03,
+        validators: int = 0,
+        slots_per_epoch: int = 8,
+        withdrawals_per_block: int = 3,
     ) -> None:
         if len(accounts) < 2 or vaults_per_account < 2:
             raise ValueError("the traffic needs two accounts or more with two vaults or more each")
         self.chain = chain if chain is not None else Chain(seed)
+        self.beacon = Beacon(self.chain, slots_per_epoch=slots_per_epoch)
         self.events_per_block = events_per_block
         self.missed_slot_share = missed_slot_share
         self.registrations: list[Registration] = []
@@ -50,9 +60,16 @@ class World:
         self._rng = Random(f"{seed}/world")  # noqa: S311 (a simulation must repeat)
         self._register = Register(())
         self._vaults: dict[str, list[bytes]] = defaultdict(list)
+        self._addresses: list[bytes] = []
         self._queues: list[bytes] = []
         self._traffic = Traffic(self._rng, self._vaults, self._queues)
-        self._settle(accounts, vaults_per_account)
+        self._staking: Staking | None = None
+        founding = self._found(accounts, vaults_per_account)
+        if validators:
+            rng = Random(f"{seed}/staking")  # noqa: S311 (a simulation must repeat)
+            self._staking = Staking(rng, self.beacon, self._addresses, validators, withdrawals_per_block)
+        self._mine(founding)
+        self._due = float(self.events)
 
     def add_vault(self, account_id: str, vault_id: str, *, with_queue: bool = True) -> Registration:
         """Create a vault, and fund it, in a block of its own; from then on traffic uses it."""
@@ -72,12 +89,26 @@ class World:
             self._next_block(before + rate * done, silent=silent)
         self._due = float(self.events)
 
-    def expected(self, registrations: Iterable[Registration] | None = None, through: int | None = None) -> Events:
-        """The body of every event by (account id, event id), up to block `through` (default: the finalized one)."""
-        wanted = self.registrations if registrations is None else registrations
-        return expected(self.chain, self.acts, wanted, through)
+    def expected(
+        self,
+        registrations: Iterable[Registration] | None = None,
+        through: int | None = None,
+        event_types: Collection[str] | None = None,
+        now_s: float | None = None,
+    ) -> Events:
+        """The body of every event by (account id, event id) that is due at `now_s` when block `through` is final.
 
-    def _settle(self, accounts: Sequence[str], vaults_per_account: int) -> None:
+        The default is the time of the chain's head, its finalized block, and events of all types.
+        """
+        wanted = self.registrations if registrations is None else list(registrations)
+        contracts = expected(self.chain, self.acts, wanted, through)
+        events = {**contracts, **expected_of_validators(self.beacon, wanted, through, now_s)}
+        if event_types is None:
+            return events
+        prefixes = tuple(f"{event_type}_" for event_type in event_types)
+        return {key: body for key, body in events.items() if key[1].startswith(prefixes)}
+
+    def _found(self, accounts: Sequence[str], vaults_per_account: int) -> list[Transaction]:
         founding = [
             self._new_vault(account, f"{account}-{number}", with_queue=number <= 2, late=number == 3)
             for account in accounts
@@ -85,13 +116,13 @@ class World:
         ]
         shared = self.registrations[0]
         self._watch(shared._replace(account_id=accounts[1], vault_id=f"{accounts[1]}-shared"))
-        self._mine(founding)
-        self._due = float(self.events)
+        return founding
 
     def _new_vault(self, account_id: str, vault_id: str, *, with_queue: bool, late: bool = False) -> Transaction:
         address, block = self._rng.randbytes(20), self.chain.head.number + 1
         queue = self._rng.randbytes(20) if with_queue else None
         self._vaults[account_id].append(address)
+        self._addresses.append(address)
         if queue is not None:
             self._queues.append(queue)
         first_block = block + LATE_START_BLOCKS if late else block
@@ -122,7 +153,12 @@ class World:
     def _mine(self, transactions: Sequence[Transaction]) -> Block:
         missed = self._rng.randint(1, 3) if self._rng.random() < self.missed_slot_share else 0
         self.events += sum(map(self._count, transactions))
-        return self.chain.mine(transactions, missed_slots=missed)
+        if self._staking is None:
+            return self.chain.mine(transactions, missed_slots=missed)
+        slot = self.chain.head.slot + 1
+        while self._staking.is_missed(slot + missed):
+            missed += 1
+        return self.chain.mine(transactions, missed_slots=missed, payouts=self._staking.payouts(slot + missed))
 
     def _count(self, transaction: Transaction) -> int:
         block = self.chain.head.number + 1

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
 from vaultevents.core.errors import InputError
 from vaultevents.core.registry import Registry, Vault, VaultSpan, check_id
-from vaultevents.core.spans import Span, subtract
+from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, checksum
+from vaultevents.store.cursors import backfill, lock_registry
 from vaultevents.store.pool import Connection, Database
-
-STREAMS = ("logs",)
-"""Streams that a vault's registration concerns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +50,6 @@ async def accounts(database: Database) -> list[Account]:
 async def require_account(connection: Connection, account_id: str) -> None:
     if not await connection.fetchval("select 1 from accounts where id = $1", account_id):
         raise InputError(f"there is no account '{account_id}': add it with 'vaultevents account add {account_id}'")
-
-
-async def lock_registry(connection: Connection) -> None:
-    """Waits until no commit of events is under way and keeps new ones out until this transaction ends (C9, D9)."""
-    await connection.execute("select 1 from registry for update")
 
 
 async def load_registry(connection: Connection) -> Registry:
@@ -114,7 +107,7 @@ async def add_vault(
                 "update vaults set queue = $3 where account_id = $1 and id = $2", account_id, vault_id, queue
             )
             await connection.execute(
-                "update vault_spans set deliver_from = greatest(deliver_from, $3)"
+                "update vault_spans set deliver_from = greatest(deliver_from, $3), quiet_time_s = null"
                 " where account_id = $1 and vault_id = $2",
                 account_id,
                 vault_id,
@@ -126,7 +119,7 @@ async def add_vault(
         await connection.execute("update registry set version = version + 1")
         vault = next(vault for vault in await _vaults(connection, account_id) if vault.id == vault_id)
         begin = min(span.first for span in vault.spans) if gains_queue else first_block
-        return Registered(vault, tuple(await _backfill(connection, begin)))
+        return Registered(vault, tuple(await backfill(connection, "logs", begin)))
 
 
 async def remove_vault(database: Database, account_id: str, vault_id: str, last_block: int) -> Vault:
@@ -148,29 +141,20 @@ async def remove_vault(database: Database, account_id: str, vault_id: str, last_
         return next(vault for vault in await _vaults(connection, account_id) if vault.id == vault_id)
 
 
-async def open_stream(database: Database, stream: str, head: int, anchor: str | None) -> None:
-    """Makes the live cursor of a stream at `head`, once, with one backfill for all that was registered before it."""
-    async with database.transaction() as connection:
-        await lock_registry(connection)
-        made = await connection.fetchval(
-            "insert into cursors (stream, kind, first, position, anchor) values ($1, 'live', $2::bigint + 1, $2, $3)"
-            " on conflict do nothing returning id",
-            stream,
-            head,
-            anchor,
-        )
-        begin = await connection.fetchval("select min(first_block) from vault_spans")
-        if made and begin is not None:
-            await _backfill(connection, begin, (stream,))
-
-
 async def _vaults(connection: Connection, account_id: str | None = None) -> list[Vault]:
     spans = defaultdict(list)
     for row in await connection.fetch(
         "select * from vault_spans where account_id = $1 or $1 is null order by account_id, vault_id, ordinal",
         account_id,
     ):
-        span = VaultSpan(row["first_block"], row["last_block"], row["deliver_from"])
+        span = VaultSpan(
+            row["first_block"],
+            row["last_block"],
+            row["deliver_from"],
+            row["first_time_s"],
+            row["last_time_s"],
+            row["quiet_time_s"],
+        )
         spans[row["account_id"], row["vault_id"]].append(span)
     rows = await connection.fetch(
         "select account_id, id, address, queue from vaults where account_id = $1 or $1 is null order by account_id, id",
@@ -258,7 +242,8 @@ async def _open_span(
     if first_block >= open_span.first:
         return False
     await connection.execute(
-        "update vault_spans set first_block = $3, deliver_from = greatest(deliver_from, $4)"
+        "update vault_spans set first_block = $3, deliver_from = greatest(deliver_from, $4),"
+        " first_time_s = null, quiet_time_s = null"
         " where account_id = $1 and vault_id = $2 and last_block is null",
         account_id,
         vault_id,
@@ -266,25 +251,3 @@ async def _open_span(
         min(open_span.first, deliver_from),
     )
     return True
-
-
-async def _backfill(connection: Connection, first: int, streams: Sequence[str] = STREAMS) -> list[Span]:
-    """One backfill for each part of `first`..live cursor that no open backfill is going to read anyway."""
-    made = []
-    for stream in streams:
-        position = await connection.fetchval("select position from cursors where stream = $1 and kind = 'live'", stream)
-        if position is None or first > position:
-            continue
-        pending = await connection.fetch(
-            "select position, stop from cursors where stream = $1 and kind = 'backfill' and position < stop", stream
-        )
-        for gap in subtract(Span(first, position), [Span(row["position"] + 1, row["stop"]) for row in pending]):
-            await connection.execute(
-                "insert into cursors (stream, kind, first, position, stop)"
-                " values ($1, 'backfill', $2::bigint, $2 - 1, $3)",
-                stream,
-                gap.first,
-                gap.last,
-            )
-            made.append(gap)
-    return made

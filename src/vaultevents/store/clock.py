@@ -20,3 +20,7 @@ class ServiceClock:
 
     def now(self) -> datetime:
         return self._checked + timedelta(seconds=self._monotonic_s() - self._checked_at_s)
+
+    def now_s(self) -> int:
+        """The present in whole seconds."""
+        return int(self.now().timestamp())

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
-from vaultevents.store.accounts import lock_registry
+from vaultevents.store.cursors import lock_registry
 from vaultevents.store.pool import Database
 from vaultevents.store.webhooks import disable_webhook
 

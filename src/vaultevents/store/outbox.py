@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from vaultevents.core.errors import InputError
+from vaultevents.core.errors import DatabaseUnavailable, InputError
 from vaultevents.core.events import ENCODING, Event, encode
 from vaultevents.core.registry import Registry
 from vaultevents.core.spans import Span
 from vaultevents.core.webhooks import Webhook, matches
 from vaultevents.store.accounts import registry
+from vaultevents.store.cursors import note_problem
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database
 from vaultevents.store.webhooks import active_webhooks
 
@@ -83,6 +85,12 @@ class Outbox:
         """The stored state of a cursor."""
         async with self.database.transaction() as connection:
             return _cursor(await connection.fetchrow(f"{_SELECT} where id = $1", cursor_id))
+
+    async def note_problem(self, cursor: Cursor, problem: str | None) -> None:
+        """Keeps why a cursor does not move, for `status`; None when it does again. Never fails itself."""
+        with contextlib.suppress(DatabaseUnavailable):
+            async with self.database.transaction() as connection:
+                await note_problem(connection, cursor.id, problem)
 
     async def begin_replay(self, stream: str, span: Span) -> Cursor:
         """A cursor of its own for one replay; `end_replay` removes it."""

@@ -20,6 +20,8 @@ class CursorFacts:
     position: int
     stop: int | None
     updated_at: datetime
+    problem: str | None
+    problem_since: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ async def read(database: Database) -> Overview:
             "  where state = 'scheduled') as oldest_pending_s"
         )
         cursors = await connection.fetch(
-            "select stream, kind, first, position, stop, updated_at from cursors"
+            "select stream, kind, first, position, stop, updated_at, problem, problem_since from cursors"
             " where stop is null or position < stop order by stream, kind desc, id"
         )
     return Overview(**row, deliveries=deliveries, cursors=tuple(CursorFacts(**cursor) for cursor in cursors))

@@ -9,7 +9,8 @@ from datetime import datetime
 from vaultevents.core.errors import InputError
 from vaultevents.core.sealing import MasterKey, Secret, seal
 from vaultevents.core.webhooks import Webhook
-from vaultevents.store.accounts import lock_registry, require_account
+from vaultevents.store.accounts import require_account
+from vaultevents.store.cursors import lock_registry
 from vaultevents.store.pool import Connection, Database
 
 

@@ -21,6 +21,10 @@ class LogsSource:
     async def head(self) -> int:
         return (await self._chain.head()).number
 
+    async def begin(self) -> tuple[int, str | None]:
+        head = await self._chain.head()
+        return head.number, hex_text(head.hash)
+
     async def read(self, span: Span, anchor: str | None, registry: Registry) -> Reading:
         watched = registry.watched(span)
         found = await self._chain.read_logs(span, watched, Hash32(bytes.fromhex(anchor[2:])) if anchor else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +35,10 @@ class Source(Protocol):
 
     async def head(self) -> int:
         """The last position that may be read now."""
+        ...
+
+    async def begin(self) -> tuple[int, str | None]:
+        """Where the first live cursor starts: the head, and what the next span must link to."""
         ...
 
     async def read(self, span: Span, anchor: str | None, registry: Registry) -> Reading:
@@ -86,6 +90,13 @@ async def advance(source: Source, outbox: Outbox, cursor: Cursor, step: int, *, 
     return Advanced(new, span, outcome)
 
 
+def pauses() -> Iterator[float]:
+    """How long to wait after the first failure in a row, the second and so on; the last pause holds."""
+    yield from BACKOFF_S
+    while True:
+        yield BACKOFF_S[-1]
+
+
 async def run(
     source: Source,
     outbox: Outbox,
@@ -101,7 +112,7 @@ async def run(
 
     When an upstream or the database fails it waits and tries again, up to `patience` times in a row (None: for ever).
     """
-    failures = 0
+    failures, waits = 0, pauses()
     while True:
         try:
             outcome = await advance(source, outbox, cursor, step, deliver=deliver)
@@ -110,12 +121,14 @@ async def run(
         except (SourceUnavailable, DatabaseUnavailable) as error:
             if patience is not None and failures >= patience:
                 raise
-            pause = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
-            failures += 1
+            failures, pause = failures + 1, next(waits)
+            await outbox.note_problem(cursor, str(error))
             log.warning("stream_waits", stream=source.stream, problem=str(error), retry_in_s=pause)
             await asyncio.sleep(pause)
             continue
-        failures = 0
+        if failures:
+            failures, waits = 0, pauses()
+            await outbox.note_problem(cursor, None)
         match outcome:
             case Advanced():
                 cursor = outcome.cursor

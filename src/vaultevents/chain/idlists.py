@@ -1,0 +1,68 @@
+"""Validator records by id: one POST for a thousand, or GET in small steps where a node does not take that.
+
+POST came with Beacon API 2.5. An empty list of ids means *all* validators there, so none is ever sent. A node drops
+ids that it does not know without an error, so every answer is compared with what was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vaultevents.chain import beaconwire
+from vaultevents.chain.beaconnode import BeaconCounters, BeaconNode
+from vaultevents.core.errors import NodeFault
+from vaultevents.core.validators import ValidatorRecord
+
+VALIDATORS = "/eth/v1/beacon/states/finalized/validators"
+_NO_POST = frozenset({400, 404, 405, 415, 501})
+
+
+@dataclass(frozen=True, slots=True)
+class IdLists:
+    """How many ids go into one call, each at least 1."""
+
+    per_post: int
+    per_get: int
+    counters: BeaconCounters
+
+    async def all_of(self, node: BeaconNode, asked: Sequence[int]) -> list[ValidatorRecord]:
+        """The records of `asked`, ascending indices that exist; raises `NodeFault` when one is missing."""
+        found: list[ValidatorRecord] = []
+        while len(found) < len(asked):
+            part, records = await self._next(node, asked[len(found) :])
+            if len(records) < len(part):
+                missing = min(set(part).difference(record.index for record in records))
+                told = f"gives {len(records)} of {len(part)} validators; {missing} is missing, which exists"
+                raise NodeFault(node.name, told)
+            found += records
+        return found
+
+    async def run_from(self, node: BeaconNode, first: int, most: int) -> list[ValidatorRecord]:
+        """The records from index `first` on, as many as exist, at most `most`; raises `NodeFault` for a gap."""
+        found: list[ValidatorRecord] = []
+        while len(found) < most:
+            part, records = await self._next(node, range(first + len(found), first + most))
+            if [record.index for record in records] != list(part[: len(records)]):
+                raise NodeFault(node.name, f"its validators from {part[0]} on have a gap")
+            found += records
+            if len(records) < len(part):  # later ones would be of a later state
+                break
+        return found
+
+    async def _next(self, node: BeaconNode, ids: Sequence[int]) -> tuple[Sequence[int], list[ValidatorRecord]]:
+        """The first of `ids`, as many as go into one call, and the records that the node has of them, by index."""
+        part = ids[: self.per_post]
+        content = None
+        if node.takes_post:
+            content = await node.post(VALIDATORS, {"ids": [str(one) for one in part]}, _NO_POST)
+        if not isinstance(content, bytes):
+            part = ids[: self.per_get]
+            content = await node.get(VALIDATORS, part)
+            node.takes_post = False
+            self.counters.posts_refused += 1
+        records = sorted(beaconwire.validators(node.name, content), key=lambda record: record.index)
+        indices = {record.index for record in records}
+        if len(indices) < len(records) or not indices.issubset(part):
+            raise NodeFault(node.name, f"asked for {len(part)} validators, it gives another one, or one of them twice")
+        return part, records

@@ -1,0 +1,76 @@
+"""The registry's lock, and the cursors that a registration brings: one live cursor a stream, and its backfills (C9)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from vaultevents.core.spans import Span, subtract
+from vaultevents.store.pool import Connection, Database
+
+
+async def lock_registry(connection: Connection) -> None:
+    """Waits until no commit of events is under way and keeps new ones out until this transaction ends (C9, D9)."""
+    await connection.execute("select 1 from registry for update")
+
+
+async def first_block(connection: Connection) -> int | None:
+    """The earliest block for which anything is registered."""
+    found: int | None = await connection.fetchval("select min(first_block) from vault_spans")
+    return found
+
+
+async def open_stream(
+    database: Database,
+    stream: str,
+    head: int,
+    anchor: str | None,
+    earliest: Callable[[Connection], Awaitable[int | None]] = first_block,
+) -> None:
+    """Makes the live cursor of a stream at `head`, once, with one backfill from the earliest position registered."""
+    async with database.transaction() as connection:
+        await lock_registry(connection)
+        made = await connection.fetchval(
+            "insert into cursors (stream, kind, first, position, anchor) values ($1, 'live', $2::bigint + 1, $2, $3)"
+            " on conflict do nothing returning id",
+            stream,
+            head,
+            anchor,
+        )
+        begin = await earliest(connection)
+        if made and begin is not None:
+            await backfill(connection, stream, begin)
+
+
+async def backfill(connection: Connection, stream: str, first: int, last: int | None = None) -> list[Span]:
+    """One backfill for each part of `first`..`last` that no open backfill is going to read anyway.
+
+    It ends at the live cursor at the latest; what lies beyond is read live. The registry must be locked.
+    """
+    position = await connection.fetchval("select position from cursors where stream = $1 and kind = 'live'", stream)
+    if position is None:
+        return []
+    last = position if last is None else min(last, position)
+    if first > last:
+        return []
+    pending = await connection.fetch(
+        "select position, stop from cursors where stream = $1 and kind = 'backfill' and position < stop", stream
+    )
+    gaps = subtract(Span(first, last), [Span(row["position"] + 1, row["stop"]) for row in pending])
+    for gap in gaps:
+        await connection.execute(
+            "insert into cursors (stream, kind, first, position, stop) values ($1, 'backfill', $2::bigint, $2 - 1, $3)",
+            stream,
+            gap.first,
+            gap.last,
+        )
+    return gaps
+
+
+async def note_problem(connection: Connection, cursor_id: int, problem: str | None) -> None:
+    """Why a cursor does not move, for people; `problem_since` stays that of the first one in a row."""
+    await connection.execute(
+        "update cursors set problem = $2, problem_since ="
+        " case when $2::text is not null then coalesce(problem_since, db_now()) end where id = $1",
+        cursor_id,
+        problem,
+    )

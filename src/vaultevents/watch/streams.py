@@ -1,0 +1,90 @@
+"""The streams of the daemon and of a replay: a source, how its first live cursor begins, and its pace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import structlog
+
+from vaultevents.chain.beacon import BeaconChain
+from vaultevents.chain.execution import ExecutionChain
+from vaultevents.core.chaintime import ChainTime
+from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
+from vaultevents.store.cursors import first_block, open_stream
+from vaultevents.store.outbox import Cursor, Outbox
+from vaultevents.store.pool import Connection, Database
+from vaultevents.store.validators import earliest_epoch
+from vaultevents.watch.discovery import Discovery
+from vaultevents.watch.logs import LogsSource
+from vaultevents.watch.validators import ValidatorsSource
+from vaultevents.watch.watcher import Advanced, Source, pauses, run, run_backfills
+from vaultevents.watch.withdrawals import WithdrawalsSource
+
+log = structlog.get_logger("watch")
+
+VALIDATORS_STEP_EPOCHS = 10_000
+WITHDRAWALS_STEP_EPOCHS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One source; its positions are blocks or epochs, `step` of which are committed at once."""
+
+    source: Source
+    unit: Literal["block", "epoch"]
+    earliest: Callable[[Connection], Awaitable[int | None]]
+    step: int
+    poll_s: float
+
+
+def logs_stream(chain: ExecutionChain, *, step: int, poll_s: float) -> Stream:
+    """The two contract events."""
+    return Stream(LogsSource(chain), "block", first_block, step, poll_s)
+
+
+def staking_streams(
+    chain: ExecutionChain,
+    beacon: BeaconChain,
+    database: Database,
+    discovery: Discovery,
+    time: ChainTime,
+    now_s: Callable[[], int],
+    *,
+    poll_s: float,
+) -> list[Stream]:
+    """Activations and exits, and withdrawals; `discovery` must run beside them."""
+    earliest = partial(earliest_epoch, time=time)
+    validators = ValidatorsSource(database, time, now_s)
+    withdrawals = WithdrawalsSource(chain, beacon, database, time, discovery.meet)
+    return [
+        Stream(validators, "epoch", earliest, VALIDATORS_STEP_EPOCHS, poll_s),
+        Stream(withdrawals, "epoch", earliest, WITHDRAWALS_STEP_EPOCHS, poll_s),
+    ]
+
+
+async def follow(stream: Stream, outbox: Outbox, on_advance: Callable[[Advanced], None]) -> None:
+    """Reads a stream live, and its backfills beside it; never ends."""
+    cursor = await _begin(stream, outbox)
+    step, poll_s = stream.step, stream.poll_s
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run(stream.source, outbox, cursor, step=step, poll_s=poll_s, on_advance=on_advance))
+        group.create_task(run_backfills(stream.source, outbox, step=step, poll_s=poll_s, on_advance=on_advance))
+
+
+async def _begin(stream: Stream, outbox: Outbox) -> Cursor:
+    """Where the stream goes on; at the very first start its head, with a backfill for what lies before it (C9)."""
+    name, waits = stream.source.stream, pauses()
+    while True:
+        try:
+            if (live := await outbox.live(name)) is not None:
+                return live
+            position, anchor = await stream.source.begin()
+            await open_stream(outbox.database, name, position, anchor, stream.earliest)
+        except (SourceUnavailable, DatabaseUnavailable) as error:
+            pause = next(waits)
+            log.warning("stream_waits", stream=name, problem=str(error), retry_in_s=pause)
+            await asyncio.sleep(pause)
