@@ -21,7 +21,7 @@ from vaultevents.chain.parts import Terms, header_call, read_block
 from vaultevents.chain.refusals import RangeSize
 from vaultevents.chain.spanlogs import LogRange, read_span
 from vaultevents.core.errors import ConfigError, InputError, SourceUnavailable, WrongNetwork
-from vaultevents.core.logs import Header
+from vaultevents.core.logs import Header, topics_of
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32, checksum, hex_text
@@ -208,7 +208,7 @@ class ExecutionChain:
         return await self._open.ask(partial(_header, number=number))
 
     async def read_logs(self, span: Span, watched: Watched, anchor: Hash32 | None) -> LogRange:
-        """All logs of the two topics in `span`, from any emitter, proven as C2 says and all from one node.
+        """All logs of the watched topics in `span`, from any emitter, proven as C2 says and all from one node.
 
         `anchor` is the hash of the block before the span, to which its first block must be linked. With nothing
         watched only the header of the last block is read (C10).
@@ -218,6 +218,7 @@ class ExecutionChain:
         options = self._options
         terms = Terms(
             watched,
+            topics_of(watched),
             proofs.pair_masks(watched),
             options.headers == "every",
             options.suspicion_share,

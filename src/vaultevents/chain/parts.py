@@ -11,12 +11,10 @@ from vaultevents.chain.jsonrpc import Answer, Call, RpcFailure, RpcNode
 from vaultevents.chain.refusals import Refusal, allowed_blocks
 from vaultevents.chain.wire import Sighting
 from vaultevents.core.errors import RangeTooLarge, SourceUnavailable
-from vaultevents.core.logs import TOPICS, Header
+from vaultevents.core.logs import Header
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Hash32, hex_text
-
-_ASKED_TOPICS = [[hex_text(topic) for topic in TOPICS]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +22,7 @@ class Terms:
     """What is read and how much of it is proven, for one reading of a span."""
 
     watched: Watched
+    topics: tuple[Hash32, ...]
     masks: Mapping[proofs.Pair, int]
     every_header: bool
     suspicion_share: float
@@ -68,14 +67,18 @@ class Part:
         return [header for _, header in sorted(self.headers.items())]
 
 
-def range_call(span: Span) -> Call:
-    """All logs of the two topics in `span`, whoever emitted them (C10)."""
-    return Call("eth_getLogs", ({"fromBlock": hex(span.first), "toBlock": hex(span.last), "topics": _ASKED_TOPICS},))
+def range_call(span: Span, topics: Sequence[Hash32]) -> Call:
+    """All logs with one of `topics` in `span`, whoever emitted them (C10)."""
+    return Call("eth_getLogs", ({"fromBlock": hex(span.first), "toBlock": hex(span.last), "topics": _any_of(topics)},))
 
 
-def hash_call(block_hash: Hash32) -> Call:
+def hash_call(block_hash: Hash32, topics: Sequence[Hash32]) -> Call:
     """The same of one block by its hash: a node that lacks the block must answer an error (EIP-234)."""
-    return Call("eth_getLogs", ({"blockHash": hex_text(block_hash), "topics": _ASKED_TOPICS},))
+    return Call("eth_getLogs", ({"blockHash": hex_text(block_hash), "topics": _any_of(topics)},))
+
+
+def _any_of(topics: Sequence[Hash32]) -> list[list[str]]:
+    return [[hex_text(topic) for topic in topics]]
 
 
 def full_call(block_hash: Hash32) -> Call:
@@ -88,7 +91,7 @@ def header_call(number: int) -> Call:
     return Call("eth_getBlockByNumber", (hex(number), False))
 
 
-def read_logs(node: RpcNode, answer: Answer, span: Span) -> list[Sighting]:
+def read_logs(node: RpcNode, answer: Answer, span: Span, topics: Sequence[Hash32]) -> list[Sighting]:
     """What `range_call` asked for. Raises `RangeTooLarge`, having noted what the node says it allows."""
     if isinstance(answer, RpcFailure):
         if answer.refusal is Refusal.SIZE:
@@ -96,7 +99,7 @@ def read_logs(node: RpcNode, answer: Answer, span: Span) -> list[Sighting]:
             raise RangeTooLarge(node.name, f"refuses the logs of {len(span)} blocks from {span.first} on: {answer}")
         raise SourceUnavailable(node.name, f"cannot give the logs of blocks {span}: {answer}")
     sightings = wire.logs(node.name, answer)
-    proofs.check_logs(node.name, sightings, span, {})
+    proofs.check_logs(node.name, sightings, span, {}, topics)
     return sightings
 
 

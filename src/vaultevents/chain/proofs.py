@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
 from vaultevents.chain.wire import Sighting
 from vaultevents.core.errors import NodeFault
-from vaultevents.core.logs import (
-    ETHER_FUNDED,
-    TOPICS,
-    WITHDRAWAL_CLAIMED,
-    Header,
-    Log,
-    bloom_may_hold,
-    bloom_of,
-    is_watched,
-)
+from vaultevents.core.logs import TOPICS, Header, Log, bloom_may_hold, bloom_of, is_watched, pairs_of
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32, hex_text
@@ -49,7 +40,13 @@ def check_parent(node: str, header: Header, parent: Hash32) -> None:
         raise NodeFault(node, f"block {header.number} is not linked to block {header.number - 1} ({hex_text(parent)})")
 
 
-def check_logs(node: str, sightings: Sequence[Sighting], span: Span, headers: Mapping[int, Header]) -> None:
+def check_logs(
+    node: str,
+    sightings: Sequence[Sighting],
+    span: Span,
+    headers: Mapping[int, Header],
+    topics: Collection[Hash32] = TOPICS,
+) -> None:
     """Every log was asked for, is in the span, in its block and in the block's bloom, and is there only once.
 
     The hash is compared with the header where it is known; all logs of one block agree on it in any case.
@@ -58,7 +55,7 @@ def check_logs(node: str, sightings: Sequence[Sighting], span: Span, headers: Ma
     seen: set[tuple[Hash32, int]] = set()
     for sighting in sightings:
         log = sighting.log
-        if not log.topics or log.topics[0] not in TOPICS:
+        if not log.topics or log.topics[0] not in topics:
             raise NodeFault(node, f"a log in block {log.block_number} has a topic that was not asked for")
         if log.block_number not in span:
             raise NodeFault(node, f"a log in block {log.block_number} is outside of the blocks {span} that were asked")
@@ -87,9 +84,7 @@ def watched_blocks(blocks: Mapping[int, Sequence[Sighting]], watched: Watched) -
 
 def pair_masks(watched: Watched) -> dict[Pair, int]:
     """For each watched address and its topic, the bloom bits of a log that has both."""
-    pairs = [(ETHER_FUNDED, vault) for vault in watched.vaults]
-    pairs += [(WITHDRAWAL_CLAIMED, queue) for queue in watched.queues]
-    return {pair: _mask(*pair) for pair in pairs}
+    return {pair: _mask(*pair) for pair in pairs_of(watched)}
 
 
 @lru_cache(maxsize=65536)
@@ -118,13 +113,15 @@ def difference(found: Sequence[Sighting], again: Iterable[Sighting]) -> str | No
     return f"a range gave {len(ranged)} logs, the hash of the block gave {len(hashed)} that differ"
 
 
-def full_difference(header: Header, found: Sequence[Sighting], everything: Sequence[Sighting]) -> str | None:
+def full_difference(
+    header: Header, found: Sequence[Sighting], everything: Sequence[Sighting], topics: Collection[Hash32] = TOPICS
+) -> str | None:
     """Why `everything` is not all logs of the block, or has others of our topics than `found`; None when it is."""
     if any(one.log.block_hash != header.hash or one.log.block_number != header.number for one in everything):
         return "among all logs of the block are some of another block"
     if bloom_of(one.log for one in everything) != header.logs_bloom:
         return f"all {len(everything)} logs that it gives for the block do not make up the block's bloom"
-    return difference(found, [one for one in everything if one.log.topics and one.log.topics[0] in TOPICS])
+    return difference(found, [one for one in everything if one.log.topics and one.log.topics[0] in topics])
 
 
 def usable_times(ends: Sequence[Header], blocks: Mapping[int, Sequence[Sighting]]) -> dict[int, int]:

@@ -65,9 +65,9 @@ def _unanswered(part: Part, numbers: Sequence[int], terms: Terms) -> list[int]:
 async def _read_again(node: RpcNode, part: Part, numbers: Sequence[int], terms: Terms) -> None:
     """The logs of single blocks by their number, and their headers where these are not known: the bloom decides."""
     await add_blocks(node, part, [number for number in numbers if number not in part.headers], terms)
-    answers = await node.ask([range_call(Span(number, number)) for number in numbers])
+    answers = await node.ask([range_call(Span(number, number), terms.topics) for number in numbers])
     for number, answer in zip(numbers, answers, strict=True):
-        part.replace(number, read_logs(node, answer, Span(number, number)))
+        part.replace(number, read_logs(node, answer, Span(number, number), terms.topics))
 
 
 async def _contradictions(
@@ -76,7 +76,7 @@ async def _contradictions(
     """How the node contradicts itself, by block; `thorough` asks all logs of each block, whatever the share."""
     problems: dict[int, str] = {}
     for chunk in chunks(numbers, terms.batch_size):
-        answers = await node.ask([hash_call(part.hashes[number]) for number in chunk])
+        answers = await node.ask([hash_call(part.hashes[number], terms.topics) for number in chunk])
         for number, answer in zip(chunk, answers, strict=True):
             if problem := _hash_problem(node, part, number, answer):
                 problems[number] = problem
@@ -109,7 +109,9 @@ async def _full_problems(node: RpcNode, part: Part, numbers: Sequence[int], term
         terms.counters.full_proofs += 1
         if isinstance(answer, RpcFailure):
             problems[number] = f"all of its logs cannot be had by the hash that the node itself gave: {answer}"
-        elif problem := proofs.full_difference(part.headers[number], part.found(number), wire.logs(node.name, answer)):
+        elif problem := proofs.full_difference(
+            part.headers[number], part.found(number), wire.logs(node.name, answer), terms.topics
+        ):
             problems[number] = problem
     return problems
 
@@ -130,7 +132,7 @@ async def _ask_another(node: RpcNode, nodes: Endpoints[RpcNode], part: Part, ter
 
     async def compare(other: RpcNode) -> None:
         for chunk in chunks(doubtful, terms.batch_size):
-            answers = await other.ask([hash_call(part.hashes[number]) for number in chunk])
+            answers = await other.ask([hash_call(part.hashes[number], terms.topics) for number in chunk])
             for number, answer in zip(chunk, answers, strict=True):
                 _compare(node, other, part, number, answer)
             terms.counters.second_opinions += len(chunk)

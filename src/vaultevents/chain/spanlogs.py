@@ -51,10 +51,10 @@ async def read_span(
         if terms.every_header:
             await add_blocks(node, part, range(part.span.first, part.span.last), terms)
         await _read_watched_blocks(node, part, terms)
-        _check(node, part, previous, anchor)
+        _check(node, part, previous, anchor, terms)
         if await settle(node, nodes, part, terms):
             await _read_watched_blocks(node, part, terms)
-            _check(node, part, previous, anchor)
+            _check(node, part, previous, anchor, terms)
         logs += [one.log for one in part.everything()]
         times_s |= _times(part, terms)
         previous = part.headers[part.span.last]
@@ -84,8 +84,8 @@ async def _next_part(node: RpcNode, first: int, last: int, terms: Terms) -> Part
 
 async def _ask_range(node: RpcNode, span: Span, terms: Terms) -> Part:
     edges = [span.last] if terms.every_header else sorted({span.first, span.last})
-    answers = await node.ask([range_call(span), *(header_call(number) for number in edges)])
-    part = Part(span, proofs.by_block(read_logs(node, answers[0], span)))
+    answers = await node.ask([range_call(span, terms.topics), *(header_call(number) for number in edges)])
+    part = Part(span, proofs.by_block(read_logs(node, answers[0], span, terms.topics)))
     note_blocks(node, part, edges, answers[1:], terms)
     return part
 
@@ -97,14 +97,14 @@ async def _read_watched_blocks(node: RpcNode, part: Part, terms: Terms) -> None:
     await add_blocks(node, part, [number for number in watched if number not in known], terms)
 
 
-def _check(node: RpcNode, part: Part, previous: Header | None, anchor: Hash32 | None) -> None:
+def _check(node: RpcNode, part: Part, previous: Header | None, anchor: Hash32 | None, terms: Terms) -> None:
     """All that must hold within what was read, and to what was read before it."""
     headers = part.in_order()
     first = part.headers.get(part.span.first)
     if previous is None and anchor is not None and first is not None:
         proofs.check_parent(node.name, first, anchor)
     proofs.check_headers(node.name, headers if previous is None else [previous, *headers])
-    proofs.check_logs(node.name, part.everything(), part.span, part.headers)
+    proofs.check_logs(node.name, part.everything(), part.span, part.headers, terms.topics)
     for number, tx_hashes in part.tx_hashes.items():
         proofs.check_transactions(node.name, part.found(number), tx_hashes)
 

@@ -14,7 +14,9 @@ from vaultevents.core.units import Address, Hash32, Wei, checksum, hex_text
 
 ETHER_FUNDED = Hash32(keccak(b"EtherFunded(uint256)"))
 WITHDRAWAL_CLAIMED = Hash32(keccak(b"WithdrawalClaimed(uint256,address,address,uint256)"))
+REPORT_UPDATED = Hash32(keccak(b"VaultsReportDataUpdated(uint256,uint256,bytes32,string)"))
 TOPICS = (ETHER_FUNDED, WITHDRAWAL_CLAIMED)
+"""What the `logs` stream asks for, in one query (C10)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +67,27 @@ def bloom_of(logs: Iterable[Log]) -> bytes:
     return bits.to_bytes(256)
 
 
+def topics_of(watched: Watched) -> tuple[Hash32, ...]:
+    """The topics to ask for: always both of the contracts of accounts, since one transaction may hold either (C10)."""
+    return (TOPICS if watched.vaults or watched.queues else ()) + ((REPORT_UPDATED,) if watched.oracles else ())
+
+
+def pairs_of(watched: Watched) -> list[tuple[Hash32, Address]]:
+    """Each watched address with the topic that matters there."""
+    return [
+        *((ETHER_FUNDED, vault) for vault in watched.vaults),
+        *((WITHDRAWAL_CLAIMED, queue) for queue in watched.queues),
+        *((REPORT_UPDATED, oracle) for oracle in watched.oracles),
+    ]
+
+
 def is_watched(log: Log, watched: Watched) -> bool:
-    """Whether this log is one of the two contract events at an address that is registered in that role (C7, C10)."""
+    """Whether this log is one of the known events at an address that is watched in that role (C7, C10)."""
     topic = log.topics[0] if log.topics else b""
-    return (topic == ETHER_FUNDED and log.address in watched.vaults) or (
-        topic == WITHDRAWAL_CLAIMED and log.address in watched.queues
+    return (
+        (topic == ETHER_FUNDED and log.address in watched.vaults)
+        or (topic == WITHDRAWAL_CLAIMED and log.address in watched.queues)
+        or (topic == REPORT_UPDATED and log.address in watched.oracles)
     )
 
 

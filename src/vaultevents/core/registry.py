@@ -97,13 +97,14 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Addresses whose logs matter in some span."""
+    """Addresses whose logs matter in some span: vaults and queues of accounts, oracles of the protocol."""
 
-    vaults: frozenset[Address]
-    queues: frozenset[Address]
+    vaults: frozenset[Address] = frozenset()
+    queues: frozenset[Address] = frozenset()
+    oracles: frozenset[Address] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.vaults or self.queues)
+        return bool(self.vaults or self.queues or self.oracles)
 
 
 class Registry:
