@@ -59,7 +59,7 @@ async def disturbed_run(
     rng = random.Random(seed)
     async with playground(directory, world) as (settings, path, hooks):
         mining = asyncio.create_task(grow(world, events))
-        daemon = await start(command, path)
+        began_at, daemon = 0, await start(command, path)
         for victim in kills:
             await asyncio.sleep(rng.uniform(0.2, 2.0))
             if victim == "postgres":
@@ -68,9 +68,11 @@ async def disturbed_run(
             assert daemon.returncode is None, "the daemon ended by itself"
             daemon.kill()
             await daemon.wait()
+            began_at = (path.parent / "daemon.log").stat().st_size
             daemon = await start(command, path)
         await mining
         await quiet(world, hooks)
+        await is_up(path.parent / "daemon.log", began_at)
         daemon.terminate()
         assert await daemon.wait() == 0
         async with open_store(settings) as store:
@@ -118,6 +120,13 @@ async def quiet(world: World, hooks: Sequence[Hook], patience_s: float = 8.0) ->
             seen, changed_at_s = now, loop.time()
         if loop.time() - changed_at_s > patience_s:
             return
+
+
+async def is_up(log: Path, began_at: int) -> None:
+    """Until the daemon that writes its log from there on minds signals."""
+    async with asyncio.timeout(20):
+        while b'"started"' not in log.read_bytes()[began_at:]:
+            await asyncio.sleep(0.05)
 
 
 async def grow(world: World, events: int) -> None:

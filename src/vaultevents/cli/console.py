@@ -113,8 +113,8 @@ def say(text: str) -> None:
             "wb"
         ) as nowhere:  # or the interpreter would try once more when it ends, and complain
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        if error.errno == errno.EPIPE:  # whoever read along has left
-            raise
+        if error.errno == errno.EPIPE:  # whoever read along has left: nobody is there to be told anything
+            sys.exit(1)
         raise OperatorError(
             f"the work is done, but its answer cannot be written ({error.strerror}): mend that and ask again"
         ) from None

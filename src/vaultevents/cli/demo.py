@@ -66,9 +66,11 @@ def demo(
     configure_logging("warning")
     try:
         with tempfile.TemporaryDirectory(prefix="vaultevents-demo-", ignore_cleanup_errors=True) as directory:
-            with _shown(as_json=as_json) as show:
-                result = complete(_demo(Path(directory), seed, once=once, show=show))
-            _wait_for_the_server(Path(directory) / "postgres")
+            try:
+                with _shown(as_json=as_json) as show:
+                    result = complete(_demo(Path(directory), seed, once=once, show=show))
+            finally:
+                _wait_for_the_server(Path(directory) / "postgres")
     except OSError as error:
         raise ConfigError(
             f"no room for the demo in {tempfile.gettempdir()} ({error.strerror}): free some, or set TMPDIR"
@@ -87,6 +89,8 @@ def demo(
 
 def _wait_for_the_server(directory: Path) -> None:
     """The server stops by itself when nobody uses it; its files must not be removed while it still writes them."""
+    if not directory.exists():
+        return
     give_up_at_s = time.monotonic() + SERVER_GONE_S
     while cluster.is_held(cluster.supervisor_lock(directory)) and time.monotonic() < give_up_at_s:
         time.sleep(0.05)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from pathlib import Path
 from typing import Annotated
 
@@ -45,8 +44,6 @@ def listen(
     try:
         complete(_listen(secret, port, directory, as_json=as_json))
     except OSError as problem:
-        if problem.errno == errno.EPIPE:
-            raise
         raise InputError(
             f"cannot listen on port {port} with certificates in {directory} ({problem.strerror}): "
             "choose another port or directory"

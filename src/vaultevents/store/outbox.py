@@ -93,8 +93,11 @@ class Outbox:
                 await note_problem(connection, cursor.id, problem)
 
     async def begin_replay(self, stream: str, span: Span) -> Cursor:
-        """A cursor of its own for one replay; `end_replay` removes it."""
+        """A cursor of its own for one replay; `end_replay` removes it, and what a killed one left goes here."""
         async with self.database.transaction() as connection:
+            await connection.execute(
+                "delete from cursors where kind = 'replay' and updated_at < db_now() - interval '1 day'"
+            )
             row = await connection.fetchrow(
                 "insert into cursors (stream, kind, first, position, stop)"
                 " values ($1, 'replay', $2::bigint, $2 - 1, $3)"

@@ -1,0 +1,142 @@
+"""Contracts on a real EVM, the service as a process of its own, verified webhooks at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eth_utils.address import to_checksum_address
+
+import evm
+from command_line import CommandLine, Running, delivered, until
+from vaultevents.devnet.receivers import Hook, Receivers
+
+pytestmark = [pytest.mark.e2e, pytest.mark.anvil]
+
+CONFIG = Path(__file__).resolve().parents[2] / "config" / "devnet.toml"
+ETH = 10**18
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Iterator[evm.Chain]:
+    with evm.running(tmp_path) as chain:
+        yield chain
+
+
+class Operator:
+    """The service over a chain, with the shipped configuration: only the node's URL and the authority are set."""
+
+    def __init__(self, home: Path, chain: evm.Chain, receivers: Receivers) -> None:
+        text = CONFIG.read_text().replace("http://127.0.0.1:8545", chain.url)
+        assert chain.url in text
+        assert receivers.ca_path == home / "ca.pem"
+        (home / "vaultevents.toml").write_text(
+            text.replace('# ca_file = "ca.pem"', 'ca_file = "ca.pem"').replace(
+                '# data_dir = "/var/lib/vaultevents"', 'data_dir = "data"'
+            )
+        )
+        self.shell = CommandLine.of(home)
+        self.receivers = receivers
+
+    async def does(self, *arguments: str) -> Any:
+        return (await self.shell.run(*arguments, "--json")).ok().json
+
+    async def hook(self, account_id: str) -> Hook:
+        hook = self.receivers.hook(account_id)
+        hook.secret = (await self.does("webhook", "add", account_id, hook.url))["secretToken"]
+        return hook
+
+    async def run(self) -> Running:
+        running = await self.shell.start("run")
+        await running.said('"started"')
+        return running
+
+
+def hex_of(address: bytes) -> str:
+    return "0x" + address.hex()
+
+
+def funding(account_id: str, receipt: dict[str, Any], amount_wei: int, suffix: str = "") -> tuple[str, str]:
+    """Id and amount of a funding event, as a receiver would write it down."""
+    return f"funding_received_{account_id}_{receipt['transactionHash'].upper()}{suffix}", str(amount_wei)
+
+
+def claim(account_id: str, queue: bytes, request_id: int, amount_eth: str) -> tuple[str, str]:
+    return f"withdrawal_claimed_{account_id}_{to_checksum_address(queue)}_{request_id}", amount_eth
+
+
+def booked(hook: Hook) -> set[tuple[str, str]]:
+    """What a receiver has booked: id and amount of all that verified."""
+    assert hook.bad_signatures == 0
+    found = set()
+    for one in hook.accepted:
+        body = json.loads(one.body)
+        assert body["id"] == one.webhook_id
+        amount = body["payload"].get("amount_wei") or body["payload"].get("amount_eth")
+        found.add((one.webhook_id, amount))
+    return found
+
+
+async def test_from_a_real_evm_to_verified_webhooks(tmp_path: Path, chain: evm.Chain) -> None:
+    receivers = Receivers(tmp_path)
+    await receivers.start()
+    operator = Operator(tmp_path, chain, receivers)
+    first, second, third = (chain.deploy("StakingVault") for _ in range(3))
+    queue, multicall = chain.deploy("WithdrawalQueue"), chain.deploy("Multicall")
+    owner, recipient = chain.accounts[1:3]
+    early = chain.fund(first, 1 * ETH)
+    chain.finalize()
+    try:
+        await operator.does("account", "add", "acme")
+        await operator.does("account", "add", "zeta")
+        creation = ("--start-block", "creation")
+        await operator.does("vault", "add", "acme", "one", hex_of(first), "--queue", hex_of(queue), *creation)
+        await operator.does("vault", "add", "acme", "two", hex_of(second), *creation)
+        await operator.does("vault", "add", "zeta", "three", hex_of(third), *creation)
+        acme, zeta = await operator.hook("acme"), await operator.hook("zeta")
+
+        running = await operator.run()
+        expected = {funding("acme", early, 1 * ETH)}
+        await until(lambda: booked(acme) == expected)
+
+        twice = chain.multicall(
+            multicall, [evm.Inner(first, 2 * ETH, evm.FUND), evm.Inner(first, 3 * ETH + 7, evm.FUND)]
+        )
+        await asyncio.sleep(0.7)
+        assert booked(acme) == expected, "what is not final is told to nobody"
+        chain.finalize()
+        expected |= {funding("acme", twice, 5 * ETH + 7)}
+        await until(lambda: booked(acme) == expected)
+
+        running.tell(signal.SIGKILL)
+        await running.end(None)
+        three = chain.multicall(
+            multicall, [evm.Inner(vault, n, evm.FUND) for n, vault in enumerate((second, third, first), 1)]
+        )
+        requests = [chain.request_withdrawal(queue, owner, ETH // 1000), chain.request_withdrawal(queue, owner, 0)]
+        chain.claim(queue, owner, recipient, *requests)
+        chain.finalize()
+        running = await operator.run()
+        expected |= {
+            funding("acme", three, 1),
+            funding("acme", three, 3, "_3"),
+            claim("acme", queue, requests[0], "0.001"),
+            claim("acme", queue, requests[1], "0"),
+        }
+        await until(lambda: booked(acme) >= expected and bool(zeta.ledger))
+        (await running.end()).ok()
+
+        assert booked(acme) == expected
+        assert booked(zeta) == {funding("zeta", three, 2, "_2")}
+        assert set(delivered(acme).values()) == {1}
+        head = str(chain.number("finalized"))
+        replayed = await operator.does("replay", "--from-block", "0", "--to-block", head)
+        assert replayed == {"derived": 7, "identical": 7, "inserted": 0, "different": 0}
+    finally:
+        await operator.shell.kill_all()
+        await receivers.stop()

@@ -1,0 +1,376 @@
+"""Every command as a user runs it, against a chain of the devnet and the embedded database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+import tomllib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from command_line import CommandLine, Place, asking, delivered, place, until, wanted
+from vaultevents.devnet.faults import Fault
+from vaultevents.devnet.receivers import Hang, Hook, always
+from vaultevents.devnet.world import World
+from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
+
+pytestmark = pytest.mark.e2e
+
+VAULT = "0x5FbDB2315678afecb367f032d93F642f64180aa3"
+QUEUE = "0xe7f1725E7734CE288F8367e1Bb143E90bb3F0512"
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def server(data_dir: Path) -> Iterator[ServerAddress]:
+    """Keeps the server of `data_dir` up between the commands, as a running daemon would."""
+    with EmbeddedPostgres(data_dir / "postgres") as address:
+        yield address
+
+
+@pytest.fixture
+async def here(tmp_path: Path, data_dir: Path, server: ServerAddress) -> AsyncIterator[Place]:
+    world = World(3)
+    world.history(20, 30)
+    async with place(tmp_path, data_dir, world) as found:
+        yield found
+
+
+def names_in(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
+async def test_init_writes_a_file_that_check_reads(tmp_path: Path) -> None:
+    shell = CommandLine.of(tmp_path)
+    said = (await shell.run("init", "--network", "mainnet")).ok().stdout
+    assert "vaultevents check" in said
+    assert tomllib.loads((tmp_path / "vaultevents.toml").read_text())["network"] == "mainnet"
+
+    again = await shell.run("init")
+    assert again.error == (
+        "vaultevents.toml is already there: edit it, name another file with --config, or write over it (--force)"
+    )
+    assert "mainnet" in (tmp_path / "vaultevents.toml").read_text()
+
+    assert (await shell.run("init", "--force", "--json")).ok().json == {"path": "vaultevents.toml", "network": "hoodi"}
+    assert tomllib.loads((tmp_path / "vaultevents.toml").read_text())["network"] == "hoodi"
+
+    (await shell.run("init", VAULTEVENTS_CONFIG="other.toml")).ok()
+    assert sorted(names_in(tmp_path)) == ["other.toml", "vaultevents.toml"]
+
+
+async def test_check_says_what_answers_and_what_does_not(here: Place) -> None:
+    (vault, *_) = here.world.registrations
+    address = "0x" + vault.address.hex()
+    here.configure(execution=f'[contracts]\nlido_locator = "{address}"')
+    good = (await here.run("check")).ok()
+    lines = {line.split()[1].rstrip(":"): line for line in good.stdout.splitlines()}
+    assert lines.keys() >= {"delivery.ca_file", "database", "node", "contracts.lido_locator"}
+    assert all(line.startswith("ok    ") for line in lines.values())
+    number = here.world.chain.finalized_number
+    assert f"chain {here.world.chain.chain_id}, its finalized block is {number}" in lines["node"]
+
+    here.configure(execution=f'[contracts]\nlido_locator = "{address}"\nwrapper_factory = "{VAULT}"')
+    bad = await here.run("check", "--json")
+    assert (bad.code, bad.words) == (1, [])
+    assert bad.json["ok"] is False
+    assert [one["what"] for one in bad.json["checks"] if not one["ok"]] == ["contracts.wrapper_factory"]
+    assert f"{VAULT} has no code on this chain: correct the address" in bad.stdout
+
+    here.config.write_text(here.config.read_text().replace(str(here.receivers.ca_path), "absent.pem"))
+    text = (await here.run("check")).stdout
+    assert f"FAIL  delivery.ca_file: delivery.ca_file {here.home}/absent.pem cannot be used (No such file" in text
+
+
+async def test_check_tells_nodes_apart(here: Place) -> None:
+    await here.node.stop()
+    here.config.write_text(here.config.read_text().replace(here.url, f'{here.url}/key", "{here.url}'))
+    done = await here.run("check", "--json")
+    first, second = [one for one in done.json["checks"] if one["what"].startswith("node ")]
+    assert first["what"] != second["what"]
+    assert "/key" not in done.stdout + done.stderr
+    assert done.code == 1
+    assert first["detail"] == "cannot be reached (ClientConnectorError)"
+
+
+async def test_status_before_anything_was_read(here: Place) -> None:
+    found = await here.status()
+    assert found["network"] == "devnet"
+    assert found["head"] == here.world.chain.finalized_number
+    assert (found["accounts"], found["vaults"], found["webhooks"], found["events"]) == (0, 0, 0, 0)
+    assert (found["cursors"], found["deliveries"]) == ([], {})
+    text = (await here.run("status")).ok().stdout
+    assert "no stream has been read yet: start 'vaultevents run'" in text
+    await here.node.stop()
+    alone = await here.status()
+    assert alone["head"] is None
+    assert "cannot be reached" in alone["head_problem"]
+
+
+async def test_accounts(here: Place) -> None:
+    assert "no accounts yet" in (await here.run("account", "list")).ok().stdout
+    assert (await here.run("account", "add", "acme", "--name", "ACME [red]:fire:", "--json")).ok().json == {
+        "id": "acme",
+        "name": "ACME [red]:fire:",
+    }
+    (await here.run("account", "add", "zeta")).ok()
+    (acme, zeta) = (await here.run("account", "list", "--json")).ok().json["accounts"]
+    assert (acme["id"], acme["name"], zeta["name"]) == ("acme", "ACME [red]:fire:", "zeta")
+    assert "ACME [red]:fire:" in (await here.run("account", "list")).ok().stdout
+    assert "there is already an account 'acme'" in (await here.run("account", "add", "acme")).error
+
+
+async def test_vaults(here: Place) -> None:
+    head = here.world.chain.finalized_number
+    assert head is not None
+    (await here.run("account", "add", "acme")).ok()
+    assert "no vaults yet" in (await here.run("vault", "list")).ok().stdout
+
+    first = (await here.run("vault", "add", "acme", "one", VAULT, "--queue", QUEUE, "--json")).ok().json
+    assert first == {
+        "accountId": "acme",
+        "id": "one",
+        "address": VAULT,
+        "withdrawalQueueAddress": QUEUE,
+        "spans": [{"firstBlock": head + 1, "lastBlock": None}],
+        "backfills": [],
+    }
+    created = "0x" + here.world.registrations[0].address.hex()
+    second = (await here.run("vault", "add", "acme", "two", created, "--start-block", "creation", "--json")).ok()
+    assert second.json["spans"] == [{"firstBlock": 1, "lastBlock": None}]
+    earlier = (await here.run("vault", "add", "acme", "one", VAULT, "--start-block", "5", "--json")).ok()
+    assert earlier.json["spans"] == [{"firstBlock": 5, "lastBlock": None}]
+    assert "is already registered like this" in (await here.run("vault", "add", "acme", "one", VAULT)).error
+
+    listed = (await here.run("vault", "list", "acme", "--json")).ok().json["vaults"]
+    assert [one["id"] for one in listed] == ["one", "two"]
+    table = (await here.run("vault", "list")).ok().stdout.splitlines()
+    assert table[0].split() == ["account", "vault", "address", "queue", "blocks"]
+    assert table[1].split() == ["acme", "one", VAULT, QUEUE, "5.."]
+
+    removed = (await here.run("vault", "remove", "acme", "one", "--json")).ok().json
+    assert removed["spans"] == [{"firstBlock": 5, "lastBlock": head}]
+    assert "no vault 'one' that is registered now" in (await here.run("vault", "remove", "acme", "one")).error
+
+
+async def test_the_protocols_own_queue_is_refused(here: Place) -> None:
+    here.configure(execution=f'[contracts]\ncore_withdrawal_queue = "{QUEUE}"')
+    (await here.run("account", "add", "acme")).ok()
+    done = await here.run("vault", "add", "acme", "one", VAULT, "--queue", QUEUE.lower(), "--start-block", "1")
+    assert "is the protocol's own withdrawal queue" in done.error
+    assert (await here.run("vault", "list", "--json")).ok().json == {"vaults": []}
+
+
+async def test_webhooks(here: Place) -> None:
+    (await here.run("account", "add", "acme")).ok()
+    (await here.run("vault", "add", "acme", "one", VAULT, "--start-block", "1")).ok()
+    assert "no webhooks yet" in (await here.run("webhook", "list", "acme")).ok().stdout
+    filters = ["--event-type", "funding_received", "--event-type", "withdrawal_claimed", "--vault", "one"]
+    url = "https://hooks.example/in?token=1"
+    added = (await here.run("webhook", "add", "acme", url, *filters, "--json")).ok().json
+    secret = added.pop("secretToken")
+    assert secret.startswith("whsec_")
+    assert added == {
+        "id": added["id"],
+        "url": url,
+        "eventTypes": ["funding_received", "withdrawal_claimed"],
+        "stakingVaultIds": ["one"],
+        "active": True,
+    }
+    people = (await here.run("webhook", "add", "acme", "https://[2606:4700::1]:8443/a")).ok().stdout.splitlines()
+    assert people[-1].startswith("whsec_")
+
+    everything = await here.run("webhook", "list", "acme", "--json")
+    assert {one["url"] for one in everything.ok().json["webhooks"]} == {url, "https://[2606:4700::1]:8443/a"}
+    table = (await here.run("webhook", "list", "acme")).ok()
+    assert url in table.stdout
+    assert "https://[2606:4700::1]:8443/a" in table.stdout
+    assert "whsec_" not in everything.stdout + table.stdout + table.stderr
+
+    assert (await here.run("webhook", "remove", "acme", added["id"], "--json")).ok().json == {
+        "id": added["id"],
+        "removed": True,
+    }
+    assert "has no webhook" in (await here.run("webhook", "remove", "acme", added["id"])).error
+    assert len((await here.run("webhook", "list", "acme", "--json")).ok().json["webhooks"]) == 1
+
+
+async def stored(server: ServerAddress, here: Place) -> dict[tuple[str, str], bytes]:
+    async with asking(server, here.schema) as connection:
+        rows = await connection.fetch("select account_id, id, body from events")
+    return {(row["account_id"], row["id"]): row["body"] for row in rows}
+
+
+async def test_run_delivers_and_replay_finds_the_same(here: Place, server: ServerAddress) -> None:
+    hook = (await here.subscribed())["acme"]
+    running = await here.shell.start("run", "--json")
+    await until(lambda: delivered(hook).keys() >= wanted(here.world, "acme"))
+    for _ in range(4):
+        here.world.step()
+    await until(lambda: delivered(hook).keys() >= wanted(here.world, "acme"))
+    beside = await here.status()
+    assert beside["deliveries"].keys() == {"delivered"}
+    ended = (await running.end(signal.SIGTERM)).ok()
+
+    events = here.world.expected()
+    assert await stored(server, here) == events
+    assert delivered(hook).keys() == wanted(here.world, "acme")
+    assert ended.json == {"derived": len(events), "identical": 0, "inserted": len(events), "different": 0}
+    assert {"started", "stopping", "dispatch_drained", "delivery_attempted"} <= {line["event"] for line in ended.logs}
+
+    after = await here.status()
+    (live,) = after["cursors"]
+    assert (live["kind"], live["position"], after["head"]) == ("live", after["head"], here.world.chain.finalized_number)
+    assert after["events"] == len(events)
+
+    whole = ("--from-block", "0", "--to-block", str(after["head"]), "--json")
+    same = {"derived": len(events), "identical": len(events), "inserted": 0, "different": 0}
+    assert (await here.run("replay", *whole)).ok().json == same
+    await restore(here, server, whole, hook)
+    await alter(here, server, whole)
+
+
+async def restore(here: Place, server: ServerAddress, whole: tuple[str, ...], hook: Hook) -> None:
+    """Rows that are gone come back byte for byte, and are delivered unless the operator says otherwise."""
+    events, before = here.world.expected(), len(hook.ledger)
+    async with asking(server, here.schema) as connection:
+        await connection.execute("truncate attempts, deliveries, events")
+    back = (await here.run("replay", *whole, "--no-deliver")).ok().json
+    assert back == {"derived": len(events), "identical": 0, "inserted": len(events), "different": 0}
+    assert await stored(server, here) == events
+    assert (await here.status())["deliveries"] == {}
+    async with asking(server, here.schema) as connection:
+        lost = await connection.fetchval("delete from events where seq = (select min(seq) from events) returning id")
+    assert (await here.run("replay", *whole)).ok().json["inserted"] == 1
+    assert await stored(server, here) == events
+    assert (await here.status())["deliveries"].get("scheduled", 0) == (lost in wanted(here.world, "acme"))
+    assert len(hook.ledger) == before, "a replay stores; the daemon delivers"
+
+
+async def alter(here: Place, server: ServerAddress, whole: tuple[str, ...]) -> None:
+    """A row that somebody changed is named, and left as it is."""
+    async with asking(server, here.schema) as connection:
+        changed = await connection.fetchval(
+            "update events set body = '{}' where seq = (select min(seq) from events) returning id"
+        )
+    done = await here.run("replay", *whole)
+    assert "1 stored events are not what the chain gives, and were left as they are" in done.error
+    assert changed in done.error
+    assert done.json["different"] == 1
+    assert done.json["inserted"] == 0
+    assert b"{}" in (await stored(server, here)).values()
+
+
+async def test_replay_refuses_what_is_not_final_or_would_be_silenced(here: Place) -> None:
+    head = here.world.chain.finalized_number
+    assert head is not None
+    beyond = await here.run("replay", "--from-block", "0", "--to-block", str(head + 1))
+    assert f"block {head + 1} is not final" in beyond.error
+    assert f"replay up to {head}" in beyond.error
+    backwards = await here.run("replay", "--from-block", "5", "--to-block", "4")
+    assert "--to-block 4 lies before --from-block 5" in backwards.error
+    await here.subscribed()
+    silent = await here.run("replay", "--from-block", "0", "--to-block", str(head), "--no-deliver")
+    assert "still to be read live" in silent.error
+    assert (await here.status())["cursors"] == [], "the replay's cursor is gone"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_run_ends_cleanly_when_told(here: Place, number: signal.Signals) -> None:
+    """The attempt that is under way is finished first."""
+    hook = (await here.subscribed())["acme"]
+    hook.behaviour = always(Hang())
+    here.configure(delivery="timeout_s = 1.0")
+    running = await here.shell.start("run")
+    await hook.arrivals(1)
+    ended = (await running.end(number)).ok()
+    assert ended.stdout == ""
+    assert [line["left"] for line in ended.logs if line["event"] == "dispatch_drained"] == [0]
+    assert "timeout" in [line.get("error") for line in ended.logs]
+
+
+async def test_run_ends_at_once_when_told_twice(here: Place) -> None:
+    hook = (await here.subscribed())["acme"]
+    hook.behaviour = always(Hang())
+    running = await here.shell.start("run")
+    await hook.arrivals(1)
+    running.tell(signal.SIGINT)
+    await running.said('"stopping"')
+    ended = await running.end(signal.SIGINT)
+    assert ended.code == -signal.SIGINT
+    assert ended.words == []
+
+
+async def test_run_that_is_told_while_it_starts_ends_with_0(here: Place) -> None:
+    here.node.faults.rates[Fault.HANG] = 1.0
+    running = await here.shell.start("run")
+    await until(lambda: here.node.exchanges > 0)
+    began_at_s = time.monotonic()
+    (await running.end()).ok()
+    assert time.monotonic() - began_at_s < 5, "it does not wait for the node"
+
+
+async def test_roles_can_be_split(here: Place, server: ServerAddress) -> None:
+    hook = (await here.subscribed())["acme"]
+    watcher = await here.shell.start("run", "--only", "watch")
+    async with asking(server, here.schema) as connection:
+        async with asyncio.timeout(20):
+            while not await connection.fetchval("select count(*) from events"):
+                await asyncio.sleep(0.05)
+    (await watcher.end()).ok()
+    assert hook.ledger == []
+    here.config.write_text(here.config.read_text().replace(f'"{here.url}"', ""))
+    dispatcher = await here.shell.start("run", "--only", "dispatch")
+    await hook.arrivals(1)
+    (await dispatcher.end()).ok()
+    assert (await here.run("run", "--only", "sleep")).code == 2
+
+
+async def test_logs_are_json_in_a_pipe_and_text_when_asked_for(here: Place) -> None:
+    running = await here.shell.start("run")
+    await running.said("started")
+    ended = (await running.end()).ok()
+    assert ended.stdout == ""
+    assert all(json.loads(line)["level"] for line in ended.stderr.splitlines())
+    here.configure(log='format = "text"')
+    running = await here.shell.start("run")
+    await running.said("started")
+    assert (await running.end()).logs == []
+
+
+async def test_a_reader_that_leaves_is_no_error(here: Place) -> None:
+    process = await asyncio.create_subprocess_shell(
+        "python -m vaultevents status | true; exit ${PIPESTATUS[0]}",
+        executable="/bin/bash",
+        cwd=here.home,
+        env=here.shell.environment | {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, stderr = await process.communicate()
+    assert b"Traceback" not in stderr
+    assert b"Exception" not in stderr
+    assert b"error" not in stderr
+
+
+async def test_settings_from_the_environment_reach_the_commands(here: Place) -> None:
+    here.config.write_text(here.config.read_text().replace(here.url, "http://127.0.0.1:1"))
+    assert (await here.run("status", "--json", VAULTEVENTS_EXECUTION__URLS=here.url)).ok().json["head"] is not None
+
+
+async def test_sigterm_ends_any_command_with_its_own_code(here: Place) -> None:
+    here.node.faults.rates[Fault.HANG] = 1.0
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        before = here.node.exchanges
+        running = await here.shell.start("status")
+        await until(lambda before=before: here.node.exchanges > before)  # type: ignore[misc]
+        ended = await running.end(number)
+        assert (ended.code, ended.stdout, ended.stderr) == (code, "", "")
