@@ -132,6 +132,14 @@ class BeaconSettings(Section):
     timeout_s: Seconds = 30.0
 
 
+class ReportSettings(Section):
+    """Where the files of oracle reports come from; without a gateway reports are not watched."""
+
+    gateways: Annotated[tuple[Url, ...], NoDecode, COMMAS] = ()
+    poll_interval_s: Seconds = 12.0
+    simulate: Literal["off", "on"] = "off"
+
+
 class ContractSettings(Section):
     """Addresses of the protocol on this network; empty on a devnet."""
 
@@ -196,6 +204,7 @@ class Settings(BaseSettings):
     master_key_file: FilePath | None = None
     execution: ExecutionSettings = ExecutionSettings()
     beacon: BeaconSettings = BeaconSettings()
+    reports: ReportSettings = ReportSettings()
     contracts: ContractSettings = ContractSettings()
     delivery: DeliverySettings = DeliverySettings()
     log: LogSettings = LogSettings()

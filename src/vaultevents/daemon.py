@@ -19,7 +19,8 @@ from typing import Literal, TypeVar
 import structlog
 
 from vaultevents.chain.beacon import BeaconChain, BeaconIdentity, BeaconOptions
-from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity
+from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity, Reverted
+from vaultevents.chain.ipfs import IpfsClient
 from vaultevents.config import Settings
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import (
@@ -27,11 +28,13 @@ from vaultevents.core.errors import (
     DatabaseUnavailable,
     DatabaseUnusable,
     InputError,
+    SourceUnavailable,
     VaulteventsError,
     WrongNetwork,
 )
-from vaultevents.core.events import EVENT_TYPES
+from vaultevents.core.events import EVENT_TYPES, ReportUpdateAvailable
 from vaultevents.core.sealing import KEY_BYTES, MasterKey, parse_master_key
+from vaultevents.core.units import Address, checksum
 from vaultevents.core.webhooks import UrlRules
 from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
 from vaultevents.dispatch.sender import Sender
@@ -43,7 +46,8 @@ from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database, open_database
 from vaultevents.store.webhooks import sealed_key_ids
 from vaultevents.watch.discovery import Discovery
-from vaultevents.watch.streams import Stream, follow, logs_stream, staking_streams
+from vaultevents.watch.reports import Resolver
+from vaultevents.watch.streams import Stream, follow, logs_stream, reports_stream, staking_streams
 from vaultevents.watch.watcher import Advanced
 
 log = structlog.get_logger("daemon")
@@ -55,6 +59,7 @@ ROLES: tuple[Role, ...] = ("watch", "dispatch")
 REJOIN_PAUSE_S = 0.5
 START_TRIES = 20
 CLOCK_CHECK_S = 30.0
+LAZY_ORACLE_SELECTOR = bytes.fromhex("2e39045c")  # lazyOracle()
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +216,13 @@ async def open_beacon(
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What can be read with these settings. Without beacon nodes `discovery` and `time` are None (C11)."""
+    """What can be read with these settings. What is not configured is None, and its streams are not there (C11)."""
 
     chain: ExecutionChain
     streams: tuple[Stream, ...]
-    discovery: Discovery | None = None
-    time: ChainTime | None = None
+    discovery: Discovery | None
+    time: ChainTime | None
+    resolver: Resolver | None
 
 
 @asynccontextmanager
@@ -224,17 +230,68 @@ async def open_sources(settings: Settings, database: Database, clock: ServiceClo
     """Every stream that is configured, live and replay alike."""
     async with AsyncExitStack() as stack:
         chain = await stack.enter_async_context(open_chain(settings, database))
-        execution = settings.execution
-        logs = logs_stream(chain, step=execution.span_blocks, poll_s=execution.poll_interval_s)
-        if not settings.beacon.urls:
-            log.warning("beacon_off", never_sent=EPOCH_EVENT_TYPES, problem="beacon.urls names no node")
-            yield Sources(chain, (logs,))
-            return
-        beacon, time = await stack.enter_async_context(open_beacon(settings, database, clock))
-        poll_s = settings.beacon.poll_interval_s
-        discovery = Discovery(beacon, chain, database, time, poll_s)
-        staking = staking_streams(chain, beacon, database, discovery, time, clock.now_s, poll_s=poll_s)
-        yield Sources(chain, (logs, *staking), discovery, time)
+        step, poll_s = settings.execution.span_blocks, settings.execution.poll_interval_s
+        streams = [logs_stream(chain, step=step, poll_s=poll_s)]
+        resolver = discovery = time = None
+        if settings.reports.gateways and settings.contracts.lazy_oracles:
+            files = await stack.enter_async_context(open_files(settings))
+            simulation = chain if settings.reports.simulate == "on" else None
+            resolver = Resolver(Outbox(database), files, settings.reports.poll_interval_s, simulation)
+            oracles = settings.contracts.lazy_oracles
+            streams.append(reports_stream(chain, oracles, step=step, poll_s=settings.reports.poll_interval_s))
+        if settings.beacon.urls:
+            beacon, time = await stack.enter_async_context(open_beacon(settings, database, clock))
+            beacon_poll_s = settings.beacon.poll_interval_s
+            discovery = Discovery(beacon, chain, database, time, beacon_poll_s)
+            streams += staking_streams(chain, beacon, database, discovery, time, clock.now_s, poll_s=beacon_poll_s)
+        yield Sources(chain, tuple(streams), discovery, time, resolver)
+
+
+def switched_off(settings: Settings) -> dict[str, tuple[str, ...]]:
+    """What is not configured, by the setting that is missing, and the event types that will therefore never come."""
+    off: dict[str, tuple[str, ...]] = {}
+    if not settings.beacon.urls:
+        off["beacon.urls"] = EPOCH_EVENT_TYPES
+    if not settings.reports.gateways:
+        off["reports.gateways"] = (ReportUpdateAvailable.event_type,)
+    elif not settings.contracts.lazy_oracles:
+        off["contracts.lazy_oracles"] = (ReportUpdateAvailable.event_type,)
+    return off
+
+
+async def locator_problem(settings: Settings, chain: ExecutionChain) -> str | None:
+    """Why the oracle that the protocol names now is not one of the configured ones; None when it is, or cannot be told.
+
+    `lazyOracle()` of the LidoLocator. A disagreement is told loudly and changes nothing: what is configured decides, so
+    that a replay over an upgrade stays the same (C6).
+    """
+    contracts = settings.contracts
+    if contracts.lido_locator is None or not contracts.lazy_oracles:
+        return None
+    answer = await chain.call(contracts.lido_locator, LAZY_ORACLE_SELECTOR)
+    if isinstance(answer, Reverted) or len(answer) != 32:
+        return f"the contract at contracts.lido_locator ({checksum(contracts.lido_locator)}) is not a LidoLocator"
+    if (named := Address(answer[12:])) in contracts.lazy_oracles:
+        return None
+    return (
+        f"the protocol publishes its reports through {checksum(named)} now, which is not in contracts.lazy_oracles: "
+        "add it, and keep the old one so that replays stay the same"
+    )
+
+
+async def _ask_locator(settings: Settings, chain: ExecutionChain) -> None:
+    try:
+        problem = await locator_problem(settings, chain)
+    except SourceUnavailable as unknown:
+        problem = str(unknown)
+    if problem is not None:
+        log.error("oracle_address_doubtful", problem=problem)
+
+
+def open_files(settings: Settings) -> IpfsClient:
+    """The files of reports: from the cache, or from a gateway that has them."""
+    urls = [url.get_secret_value() for url in settings.reports.gateways]
+    return IpfsClient(urls, guard=Guard(url_rules(settings)), cache_dir=settings.directory / "reports")
 
 
 def head_policy(settings: Settings) -> HeadPolicy:
@@ -282,6 +339,9 @@ async def serve(
         keepers = [group.create_task(_keep_server(store)), group.create_task(_keep_time(store.database, clock))]
         watching = group.create_task(_watch(settings, store, clock, on_advance)) if "watch" in only else None
         dispatching = group.create_task(_dispatch(settings, store, clock, stop)) if "dispatch" in only else None
+        if watching is not None:
+            for setting, never in switched_off(settings).items():
+                log.warning("source_off", setting=setting, never_sent=never)
         log.info("started", network=settings.network, roles=sorted(only))
         await stop.wait()
         log.info("stopping")
@@ -297,12 +357,16 @@ async def _watch(settings: Settings, store: Store, clock: ServiceClock, on_advan
     async with AsyncExitStack() as stack:
         sources = open_sources(settings, store.database, clock)
         opened = await _while_lost(lambda: stack.enter_async_context(sources))
+        if opened.resolver is not None:
+            await _ask_locator(settings, opened.chain)
         outbox = Outbox(store.database)
         async with asyncio.TaskGroup() as group:
             for stream in opened.streams:
                 group.create_task(follow(stream, outbox, on_advance))
             if opened.discovery is not None:
                 group.create_task(opened.discovery.run())
+            if opened.resolver is not None:
+                group.create_task(opened.resolver.run())
 
 
 async def _while_lost(work: Callable[[], Awaitable[T]]) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 from vaultevents.cli import main
 from vaultevents.core.events import Event
@@ -13,13 +14,13 @@ commit = Outbox.commit
 
 
 async def commit_cursor_first(
-    self: Outbox, old: Cursor, new: Cursor, events: Iterable[Event], registry_version: int, *, deliver: bool = True
+    self: Outbox, old: Cursor, new: Cursor, events: Iterable[Event], registry_version: int, **options: Any
 ) -> Committed | Lost:
     outcome = await commit(self, old, new, (), registry_version)
     if isinstance(outcome, Lost):
         return outcome
     await asyncio.sleep(0.1)
-    return await commit(self, new, new, events, registry_version, deliver=deliver)
+    return await commit(self, new, new, events, registry_version, **options)
 
 
 if __name__ == "__main__":

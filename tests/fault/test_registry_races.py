@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -80,9 +81,9 @@ class WatchedOutbox(Outbox):
         return registry
 
     async def commit(
-        self, old: Cursor, new: Cursor, events: Iterable[Event], registry_version: int, *, deliver: bool = True
+        self, old: Cursor, new: Cursor, events: Iterable[Event], registry_version: int, **options: Any
     ) -> Committed | Lost:
-        outcome = await super().commit(old, new, events, registry_version, deliver=deliver)
+        outcome = await super().commit(old, new, events, registry_version, **options)
         await self._moments.now("committed")
         return outcome
 
@@ -91,10 +92,10 @@ class UncheckedOutbox(WatchedOutbox):
     """Negative control: a commit that does not ask whether the registry is still the one the span was read with."""
 
     async def commit(
-        self, old: Cursor, new: Cursor, events: Iterable[Event], registry_version: int, *, deliver: bool = True
+        self, old: Cursor, new: Cursor, events: Iterable[Event], registry_version: int, **options: Any
     ) -> Committed | Lost:
         current = await accounts.registry(self.database)
-        return await super().commit(old, new, events, current.version, deliver=deliver)
+        return await super().commit(old, new, events, current.version, **options)
 
 
 async def story(

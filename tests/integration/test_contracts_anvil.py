@@ -13,6 +13,7 @@ import evm
 from vaultevents.core.events import FundingReceived, Observation, WithdrawalClaimed
 from vaultevents.core.logs import (
     ETHER_FUNDED,
+    REPORT_UPDATED,
     TOPICS,
     WITHDRAWAL_CLAIMED,
     Log,
@@ -95,7 +96,11 @@ def test_topics_are_those_of_the_compiled_contracts() -> None:
         if item["type"] == "event"
     }
     topics = {name: keccak(signature.encode()) for name, signature in events.items()}
-    assert topics == {"EtherFunded": ETHER_FUNDED, "WithdrawalClaimed": WITHDRAWAL_CLAIMED}
+    assert topics == {
+        "EtherFunded": ETHER_FUNDED,
+        "WithdrawalClaimed": WITHDRAWAL_CLAIMED,
+        "VaultsReportDataUpdated": REPORT_UPDATED,
+    }
 
 
 def test_fund_gives_one_log_with_the_amount_and_nothing_indexed(chain: evm.Chain) -> None:

@@ -27,7 +27,7 @@ from vaultevents.core.errors import ConfigError, InputError, NodeFault, SourceUn
 from vaultevents.core.units import Address, Hash32, hex_text
 from vaultevents.core.validators import ValidatorRecord
 
-__all__ = ["BeaconChain", "BeaconIdentity", "BeaconOptions", "Finality", "Scan"]
+__all__ = ["BeaconChain", "BeaconIdentity", "BeaconOptions", "Finality", "Refresh", "Scan"]
 
 _SYNCING = "/eth/v1/node/syncing"
 _GENESIS = "/eth/v1/beacon/genesis"
@@ -101,6 +101,15 @@ class Finality:
     block_slot: int
 
 
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """One node's finality and, of its finalized state, the records that were asked for and the newest, by index."""
+
+    finality: Finality
+    records: list[ValidatorRecord]
+    newest: list[ValidatorRecord]
+
+
 class BeaconChain:
     """Async context manager over the beacon nodes of one network, the first URL preferred.
 
@@ -119,6 +128,7 @@ class BeaconChain:
         self._id_lists = IdLists(self._options.ids_per_post, self._options.ids_per_get, self.counters)
         self._expected: BeaconIdentity | None = None
         self._highest: Finality | None = None
+        self._in_sync: dict[str, int] = {}
         self._session: aiohttp.ClientSession | None = None
         self._endpoints: Endpoints[BeaconNode] | None = None
         if len(set(self.nodes)) < len(self.nodes):
@@ -169,16 +179,55 @@ class BeaconChain:
 
     async def finality(self) -> Finality:
         """The newest finality of the node in use; never older than what this object has seen before."""
-        found = await self._open.ask(self._finality)
+        return self._seen(await self._open.ask(self._finality))
+
+    def _seen(self, found: Finality) -> Finality:
         if self._highest is None or found.epoch >= self._highest.epoch:  # two may ask at the same time
             self._highest = found
         return self._highest
 
+    async def finalized_epoch(self) -> int:
+        """The finalized epoch of the node in use: one small call, to see whether there is anything new to read.
+
+        It is not proven as in `finality`. That the node follows the chain is looked at once an epoch, because one that
+        does not has nothing new either.
+        """
+        return await self._open.ask(self._finalized_epoch)
+
+    async def _finalized_epoch(self, node: BeaconNode) -> int:
+        now_s = int(self._clock())
+        if self._expected is not None and now_s >= self._expected.time.genesis_s:
+            current_epoch = self._expected.time.epoch_at(now_s)
+            if self._in_sync.get(node.name) != current_epoch:
+                await self._check_sync(node)
+                self._in_sync[node.name] = current_epoch
+        epoch = (await _checkpoint(node)).epoch
+        if self._highest is not None and epoch < self._highest.epoch:
+            raise SourceUnavailable(
+                node.name,
+                f"is behind: its finalized epoch is {epoch}, but epoch {self._highest.epoch} was final before",
+            )
+        return epoch
+
+    async def refresh(self, indices: Iterable[int], first_new: int) -> Refresh:
+        """Finality, the records of `indices`, all of which must exist, and all from index `first_new` on: of one node.
+
+        The newest are asked for `tail` of the options at a time, in the same calls as the last known ones.
+        """
+        asked = sorted(set(indices))
+
+        async def read(node: BeaconNode) -> Refresh:
+            finality = await self._finality(node)
+            records, newest = await self._id_lists.known_and_new(node, asked, first_new, self._options.tail)
+            return Refresh(finality, records, newest)
+
+        found = await self._open.ask(read)
+        self._seen(found.finality)
+        return found
+
     async def _finality(self, node: BeaconNode) -> Finality:
         await self._check_sync(node)
-        checkpoint = beaconwire.finalized_checkpoint(node.name, await node.get(_CHECKPOINTS))
-        if checkpoint.epoch == 0:
-            raise SourceUnavailable(node.name, "its chain has not finalized yet: wait for the first finalized epoch")
+        checkpoint = await _checkpoint(node)
         final = await _header(node, "finalized")
         block = final if final.root == checkpoint.root else await _header(node, hex_text(checkpoint.root))
         newer = final.root == block.root or final.slot > block.slot
@@ -285,6 +334,13 @@ class BeaconChain:
                 f"its finalized chain does not contain the block {hex_text(highest.root)} of slot {highest.block_slot} "
                 "that was final before",
             )
+
+
+async def _checkpoint(node: BeaconNode) -> beaconwire.Checkpoint:
+    checkpoint = beaconwire.finalized_checkpoint(node.name, await node.get(_CHECKPOINTS))
+    if checkpoint.epoch == 0:
+        raise SourceUnavailable(node.name, "its chain has not finalized yet: wait for the first finalized epoch")
+    return checkpoint
 
 
 async def _header(node: BeaconNode, block: str) -> beaconwire.BlockHeader:

@@ -112,6 +112,13 @@ class Identity:
         return f"chain id {self.chain_id} with block 0 {hex_text(self.genesis_hash)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Reverted:
+    """A call that a contract refuses; `data` is the error with its selector."""
+
+    data: bytes
+
+
 class ExecutionChain:
     """Async context manager over the nodes of one network, the first URL preferred.
 
@@ -274,6 +281,14 @@ class ExecutionChain:
             raise SourceUnavailable(node.name, f"cannot tell whether {checksum(address)} is a contract: {found}")
         return found
 
+    async def call(self, to: Address, data: bytes, block: int | None = None) -> bytes | Reverted:
+        """What a contract answers to `data` at a block (default: the finalized one); `Reverted` when it refuses.
+
+        Raises `SourceUnavailable` when no node can tell, as for the state of an old block.
+        """
+        position = "finalized" if block is None else hex(block)
+        return await self._open.ask(partial(_call, to, data, position))
+
     async def creation_block(self, address: Address) -> int:
         """The first block after which `address` has code, up to the head.
 
@@ -312,6 +327,16 @@ class ExecutionChain:
                 raise SourceUnavailable(node.name, f"cannot give the code at block {middle}: {has_code}")
             first, last = (first, middle) if has_code else (middle + 1, last)
         return first
+
+
+async def _call(to: Address, data: bytes, position: str, node: RpcNode) -> bytes | Reverted:
+    asked = {"to": hex_text(to), "data": hex_text(data)}
+    (answer,) = await node.ask([Call("eth_call", (asked, position))])
+    if isinstance(answer, RpcFailure):
+        if answer.data or "revert" in answer.message.lower():
+            return Reverted(wire.data(node.name, "the reason", answer.data or "0x"))
+        raise SourceUnavailable(node.name, f"cannot call {checksum(to)} at block {position}: {answer}")
+    return wire.data(node.name, "the answer", wire.text(node.name, "the answer", answer))
 
 
 async def _header(node: RpcNode, number: int) -> Header:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 
 from vaultevents.chain import beaconwire
 from vaultevents.chain.beaconnode import BeaconCounters, BeaconNode
@@ -31,10 +32,7 @@ class IdLists:
         found: list[ValidatorRecord] = []
         while len(found) < len(asked):
             part, records = await self._next(node, asked[len(found) :])
-            if len(records) < len(part):
-                missing = min(set(part).difference(record.index for record in records))
-                told = f"gives {len(records)} of {len(part)} validators; {missing} is missing, which exists"
-                raise NodeFault(node.name, told)
+            _check_all_there(node, part, records)
             found += records
         return found
 
@@ -49,6 +47,31 @@ class IdLists:
             if len(records) < len(part):  # later ones would be of a later state
                 break
         return found
+
+    async def known_and_new(
+        self, node: BeaconNode, known: Sequence[int], first: int, step: int
+    ) -> tuple[list[ValidatorRecord], list[ValidatorRecord]]:
+        """The records of `known`, ascending indices that exist, and all from index `first` on, `step` of them at once.
+
+        An index may be in both lists. Raises `NodeFault` when a known one is missing, and for a gap in the newest.
+        """
+        exist, found = set(known), dict[int, ValidatorRecord]()
+
+        def new_from(index: int) -> list[int]:
+            return list(islice((one for one in count(index) if one not in exist), step))
+
+        ids = [*known, *new_from(first)]
+        while ids:
+            part, records = await self._next(node, ids)
+            _check_all_there(node, [index for index in part if index in exist], records)
+            found.update((record.index, record) for record in records)
+            if len(records) < len(part):  # later ones would be of a later state
+                break
+            ids = ids[len(part) :] or new_from(ids[-1] + 1)
+        newest = [found[index] for index in sorted(found) if index >= first]
+        if [record.index for record in newest] != list(range(first, first + len(newest))):
+            raise NodeFault(node.name, f"its validators from {first} on have a gap")
+        return [found[index] for index in known], newest
 
     async def _next(self, node: BeaconNode, ids: Sequence[int]) -> tuple[Sequence[int], list[ValidatorRecord]]:
         """The first of `ids`, as many as go into one call, and the records that the node has of them, by index."""
@@ -66,3 +89,10 @@ class IdLists:
         if len(indices) < len(records) or not indices.issubset(part):
             raise NodeFault(node.name, f"asked for {len(part)} validators, it gives another one, or one of them twice")
         return part, records
+
+
+def _check_all_there(node: BeaconNode, asked: Sequence[int], records: Sequence[ValidatorRecord]) -> None:
+    missing = set(asked).difference(record.index for record in records)
+    if missing:
+        told = f"gives {len(asked) - len(missing)} of {len(asked)} validators; {min(missing)} is missing, which exists"
+        raise NodeFault(node.name, told)

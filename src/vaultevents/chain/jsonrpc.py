@@ -51,10 +51,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class RpcFailure:
-    """An error answer to one call; `message` is scrubbed."""
+    """An error answer to one call; `message` is scrubbed, `data` is that of a revert where there is any."""
 
     code: int
     message: str
+    data: str = ""
 
     @property
     def refusal(self) -> Refusal:
@@ -77,6 +78,7 @@ class _Split(Enum):
 class _Error(msgspec.Struct):
     code: int = 0
     message: str | None = None
+    data: Any = None
 
 
 class _Reply(msgspec.Struct):
@@ -222,7 +224,8 @@ class RpcNode:
             case str(message):
                 return RpcFailure(0, scrub(message, self._url))
             case error:
-                return RpcFailure(error.code, scrub(error.message or "", self._url))
+                data = error.data if isinstance(error.data, str) and error.data.startswith("0x") else ""
+                return RpcFailure(error.code, scrub(error.message or "", self._url), data)
 
     def _matched(self, calls: Sequence[Call], ids: Sequence[int], replies: Sequence[_Reply]) -> list[Answer] | _Split:
         failures = {at: failure for at, reply in enumerate(replies) if (failure := self._failure(reply))}

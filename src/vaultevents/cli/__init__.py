@@ -7,7 +7,7 @@ import traceback
 
 import typer
 
-from vaultevents.cli import demo, listen, operate, register
+from vaultevents.cli import demo, listen, operate, register, report
 from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable, VaulteventsError
 from vaultevents.telemetry import redact
 
@@ -26,6 +26,7 @@ listen.add_to(app)
 app.add_typer(register.account, name="account")
 app.add_typer(register.vault, name="vault")
 app.add_typer(register.webhook, name="webhook")
+app.add_typer(report.report, name="report")
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ from vaultevents.daemon import Store, open_store, serve
 from vaultevents.devnet.beaconapi import BeaconServer
 from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
+from vaultevents.devnet.gateway import Gateway
 from vaultevents.devnet.receivers import Hook, Receivers, Reply, per_event
 from vaultevents.devnet.world import World
 from vaultevents.store import accounts, cluster, webhooks
@@ -40,6 +41,7 @@ from vaultevents.telemetry import configure_logging
 HISTORY_BLOCKS, HISTORY_EVENTS = 200, 30
 LIVE_BLOCKS, BLOCK_S = 20, 0.25
 VALIDATORS = 40
+REPORT_EVERY = 30
 LEAD_S = 40
 """How far the demo's chain is behind the clock at first: its live blocks come faster than its slots."""
 DRAIN_S = 60.0
@@ -184,17 +186,21 @@ async def _drained(stage: Stage, show: Callable[[Stage], None]) -> None:
 async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
     began_at_s = time.monotonic()
     genesis_s = int(time.time()) - HISTORY_BLOCKS - LEAD_S  # slots of a second, so that its clock is about ours
-    world = World(seed, chain=Chain(seed, genesis_time_s=genesis_s, seconds_per_slot=1), validators=VALIDATORS)
+    chain = Chain(seed, genesis_time_s=genesis_s, seconds_per_slot=1)
+    world = World(seed, chain=chain, validators=VALIDATORS, report_every=REPORT_EVERY)
     world.history(HISTORY_BLOCKS, HISTORY_EVENTS)
     receivers, node, beacon = Receivers(directory), ExecutionServer(world.chain), BeaconServer(world.beacon)
+    gateway = Gateway(world.report_files)
     await receivers.start()
-    url, beacon_url = await node.start(), await beacon.start()
+    url, beacon_url, gateway_url = await node.start(), await beacon.start(), await gateway.start()
     values = {
         "network": "devnet",
         "chain_id": world.chain.chain_id,
         "data_dir": directory,
         "execution": {"urls": [url], "poll_interval_s": 0.1},
         "beacon": {"urls": [beacon_url], "poll_interval_s": 0.2},
+        "reports": {"gateways": [gateway_url], "poll_interval_s": 0.2},
+        "contracts": {"lazy_oracles": [f"0x{world.lazy_oracle.hex()}"]},
         "delivery": {
             "allow": ["127.0.0.0/8:*"],
             "ca_file": receivers.ca_path,
@@ -209,6 +215,7 @@ async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
     finally:
         await node.stop()
         await beacon.stop()
+        await gateway.stop()
         await receivers.stop()
 
 

@@ -33,21 +33,23 @@ from vaultevents.core.errors import ConfigError, InputError, OperatorError, Sour
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, checksum
 from vaultevents.daemon import (
-    EPOCH_EVENT_TYPES,
     ROLES,
     Role,
     Sources,
     check_authority,
+    locator_problem,
     open_beacon,
     open_chain,
     open_sources,
     open_store,
     serve,
     service_clock,
+    switched_off,
 )
 from vaultevents.store import status as overview
-from vaultevents.store.outbox import Outbox
+from vaultevents.store.outbox import Committed, Outbox
 from vaultevents.store.pool import Database
+from vaultevents.store.reports import reports_in
 from vaultevents.store.validators import epoch_at
 from vaultevents.watch.streams import Stream
 from vaultevents.watch.watcher import Advanced, run
@@ -169,9 +171,12 @@ class Totals:
     different: tuple[str, ...] = ()
 
     def count(self, step: Advanced) -> None:
-        self.inserted += step.committed.inserted
-        self.identical += step.committed.identical
-        self.different += step.committed.different
+        self.add(step.committed)
+
+    def add(self, committed: Committed) -> None:
+        self.inserted += committed.inserted
+        self.identical += committed.identical
+        self.different += committed.different
 
     def as_dict(self) -> dict[str, int]:
         different = len(self.different)
@@ -249,6 +254,10 @@ async def _replay(settings: Settings, wanted: Range, *, deliver: bool) -> Totals
                 for stream, span in spans:
                     if span is not None:
                         await _replay_stream(stream, Outbox(store.database), span, advanced, deliver=deliver)
+                    if span is not None and stream.source.stream == "reports" and sources.resolver is not None:
+                        for report in await reports_in(store.database, span):
+                            if report.state in ("pending", "resolved"):
+                                totals.add(await sources.resolver.resolve(report, deliver=deliver))
     return totals
 
 
@@ -331,10 +340,13 @@ async def _check(settings: Settings) -> list[Finding]:
             if any(node.ok for node in nodes):
                 async with open_chain(settings, store.database) as chain:
                     findings += [await _contract(chain, *named) for named in _contracts(settings)]
+                    if problem := await locator_problem(settings, chain):
+                        findings.append(Finding("contracts.lazy_oracles", False, problem))
                 findings += [await _beacon_node(settings, url, store.database) for url in settings.beacon.urls]
-            if not settings.beacon.urls:
-                never = ", ".join(EPOCH_EVENT_TYPES)
-                findings.append(Finding("beacon", True, f"off, since beacon.urls is empty: {never} will never come"))
+            findings += [
+                Finding("off", True, f"{setting} is empty, so {', '.join(never)} will never come")
+                for setting, never in switched_off(settings).items()
+            ]
     except VaulteventsError as problem:
         findings.append(Finding("contracts" if len(findings) > 1 else "database", False, str(problem)))
     return findings
@@ -421,8 +433,10 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         if c.problem is not None:
             since = "" if c.problem_since is None else f" since {c.problem_since.isoformat(timespec='seconds')}"
             say(f"stalled     {c.stream} ({c.kind}){since}: {c.problem}")
-    if not settings.beacon.urls:
-        say(f"off         validators, withdrawals (beacon.urls is empty): {', '.join(EPOCH_EVENT_TYPES)} never come")
+    for setting, never in switched_off(settings).items():
+        say(f"off         {', '.join(never)}: {setting} is empty")
+    if facts.pending_reports:
+        say(f"reports     {facts.pending_reports} wait for their files: see 'vaultevents report show'")
 
 
 async def _status(settings: Settings) -> tuple[overview.Overview, int | str]:
@@ -438,5 +452,5 @@ async def _status(settings: Settings) -> tuple[overview.Overview, int | str]:
 
 
 def _behind(cursor: overview.CursorFacts, head: int | None) -> int | None:
-    end = cursor.stop if cursor.stop is not None else head if cursor.stream == "logs" else None
+    end = cursor.stop if cursor.stop is not None else head if cursor.stream in ("logs", "reports") else None
     return None if end is None else max(0, end - cursor.position)

@@ -9,6 +9,7 @@
     │   ├── WrongNetwork           a node of another chain than the one this database is pinned to (E10)
     │   └── StreamStopped          a stream that must not go on by itself (C8)
     │       └── UndecodableLog       a log of a watched address that is not of the known form
+    ├── ReportInvalid            bytes that are not the file of a report (core/reports.py)
     ├── EgressRefused            a URL or address that may not be dialled (egress.py)
     ├── DatabaseUnavailable      lost or busy: start the transaction over from its reads
     └── SourceUnavailable        an upstream cannot answer now; try again, another node first

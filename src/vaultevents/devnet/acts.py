@@ -1,4 +1,4 @@
-"""What contracts do in a transaction, and the logs that this leaves (onchain events of vaults and queues)."""
+"""What contracts do in a transaction, and the logs that this leaves (onchain events of vaults, queues, the oracle)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from vaultevents.devnet.blocks import Log
 
 ETHER_FUNDED_TOPIC = keccak(b"EtherFunded(uint256)")
 WITHDRAWAL_CLAIMED_TOPIC = keccak(b"WithdrawalClaimed(uint256,address,address,uint256)")
+REPORT_TOPIC = keccak(b"VaultsReportDataUpdated(uint256,uint256,bytes32,string)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,22 @@ class Malformed:
     emitter: bytes
 
 
-Act = Funding | Claim | Malformed
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """`VaultsReportDataUpdated(timestamp, refSlot, root, cid)` of the LazyOracle, or of a foreign contract.
+
+    `calldata` is what updates each vault of the world that is in the report, by vault.
+    """
+
+    emitter: bytes
+    timestamp_s: int
+    ref_slot: int
+    root: bytes
+    cid: str
+    calldata: tuple[tuple[bytes, bytes], ...]
+
+
+Act = Funding | Claim | Malformed | Publication
 
 
 def log_of(act: Act) -> Log:
@@ -51,3 +67,8 @@ def log_of(act: Act) -> Log:
             return Log(queue, (WITHDRAWAL_CLAIMED_TOPIC, *indexed), amount_wei.to_bytes(32))
         case Malformed(emitter):
             return Log(emitter, (ETHER_FUNDED_TOPIC, emitter.rjust(32, b"\0")), b"")
+        case Publication(emitter, timestamp_s, ref_slot, root, cid):
+            indexed = (timestamp_s.to_bytes(32), ref_slot.to_bytes(32), root)
+            text = cid.encode("ascii")
+            padded = text.ljust(-(-len(text) // 32) * 32, b"\0")
+            return Log(emitter, (REPORT_TOPIC, *indexed), (32).to_bytes(32) + len(text).to_bytes(32) + padded)

@@ -1,6 +1,6 @@
 """The events that a right service sends for contracts, written from what these did and not from logs.
 
-Ids and bodies follow the public interface (sections 2.2 and 6) and the decisions E2, E3, E5 to E8, E11 and E12.
+Ids and bodies follow the public interface (sections 2.2 and 6) and the decisions E2, E3, E5 to E8 and E11 to E13.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from eth_utils.address import to_checksum_address
 
-from vaultevents.devnet.acts import Act, Claim, Funding, Malformed
+from vaultevents.devnet.acts import Act, Claim, Funding, Malformed, Publication
 from vaultevents.devnet.chain import Chain
 
 Events = dict[tuple[str, str], bytes]
@@ -82,7 +82,11 @@ def expected(
 
 def transaction_events(tx_hash: bytes, acts: Sequence[Act], block: int, timestamp_s: int, register: Register) -> Events:
     """The events of one transaction in a block."""
-    fields = [*_fundings(tx_hash, acts, block, register), *_claims(tx_hash, acts, block, register)]
+    fields = [
+        *_fundings(tx_hash, acts, block, register),
+        *_claims(tx_hash, acts, block, register),
+        *_reports(acts, block, register),
+    ]
     return dict(event(*one, created_at_ms=timestamp_s * 1000) for one in fields)
 
 
@@ -153,6 +157,18 @@ def _claims(tx_hash: bytes, acts: Sequence[Act], block: int, register: Register)
         for owner in register.of_queue(act.queue, block):
             message = f"Withdrawal request {act.request_id} of vault {owner.vault_id} paid {eth(act.amount_wei)} ETH."
             yield owner, "withdrawal_claimed", f"{queue}_{act.request_id}", "Withdrawal claimed", message, payload
+
+
+def _reports(acts: Sequence[Act], block: int, register: Register) -> Iterator[_Fields]:
+    for act in acts:
+        if not isinstance(act, Publication):
+            continue
+        for vault, calldata in act.calldata:
+            payload = {"calldata": "0x" + calldata.hex(), "report_timestamp": str(act.timestamp_s)}
+            for owner in register.of_vault(vault, block):
+                suffix = f"{owner.vault_id}_{act.timestamp_s}"
+                message = f"An oracle report with timestamp {act.timestamp_s} was published for vault {owner.vault_id}."
+                yield owner, "report_update_available", suffix, "Report update available", message, payload
 
 
 def eth(wei: int) -> str:

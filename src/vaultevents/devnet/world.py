@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from random import Random
 
 from vaultevents.devnet.acts import Act, Funding, log_of
@@ -11,6 +11,7 @@ from vaultevents.devnet.beacon import Beacon
 from vaultevents.devnet.beacontruth import expected_of_validators
 from vaultevents.devnet.blocks import Block, Transaction
 from vaultevents.devnet.chain import Chain
+from vaultevents.devnet.oracle import Oracle
 from vaultevents.devnet.staking import Staking
 from vaultevents.devnet.traffic import WEI_PER_ETH, Traffic
 from vaultevents.devnet.truth import Events, Register, Registration, expected, transaction_events
@@ -32,6 +33,9 @@ class World:
 
     With `validators` in its genesis state (11 or more) the world also has their lives and withdrawals, of which at most
     `withdrawals_per_block` are ordinary ones; what contracts do stays the same. `beacon` is there in any case.
+
+    With `report_every` (2 or more) every so many blocks the contract `lazy_oracle` also publishes a report about the
+    vaults; its events come on top of `events`. `report_files` has the files of all reports by CID, also those to come.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class World:
         validators: int = 0,
         slots_per_epoch: int = 8,
         withdrawals_per_block: int = 3,
+        report_every: int | None = None,
     ) -> None:
         if len(accounts) < 2 or vaults_per_account < 2:
             raise ValueError("the traffic needs two accounts or more with two vaults or more each")
@@ -64,12 +69,25 @@ class World:
         self._queues: list[bytes] = []
         self._traffic = Traffic(self._rng, self._vaults, self._queues)
         self._staking: Staking | None = None
+        oracle_rng = Random(f"{seed}/oracle")  # noqa: S311 (a simulation must repeat)
+        self._oracle = Oracle(oracle_rng, self.chain, self._addresses, report_every)
         founding = self._found(accounts, vaults_per_account)
+        if report_every is not None:
+            founding.append(self._transaction([], [self.lazy_oracle]))
         if validators:
             rng = Random(f"{seed}/staking")  # noqa: S311 (a simulation must repeat)
             self._staking = Staking(rng, self.beacon, self._addresses, validators, withdrawals_per_block)
         self._mine(founding)
         self._due = float(self.events)
+
+    @property
+    def lazy_oracle(self) -> bytes:
+        """The address of the contract that publishes reports; nothing is there without `report_every`."""
+        return self._oracle.lazy_oracle
+
+    @property
+    def report_files(self) -> Mapping[str, bytes]:
+        return self._oracle.files
 
     def add_vault(self, account_id: str, vault_id: str, *, with_queue: bool = True) -> Registration:
         """Create a vault, and fund it, in a block of its own; from then on traffic uses it."""
@@ -153,6 +171,7 @@ class World:
     def _mine(self, transactions: Sequence[Transaction]) -> Block:
         missed = self._rng.randint(1, 3) if self._rng.random() < self.missed_slot_share else 0
         self.events += sum(map(self._count, transactions))
+        transactions = [*transactions, *(self._transaction([one]) for one in self._oracle.publications())]
         if self._staking is None:
             return self.chain.mine(transactions, missed_slots=missed)
         slot = self.chain.head.slot + 1

@@ -13,6 +13,7 @@ from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, checksum
 from vaultevents.store.cursors import backfill, lock_registry
 from vaultevents.store.pool import Connection, Database
+from vaultevents.store.reports import reopen_reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,8 @@ async def add_vault(
         await connection.execute("update registry set version = version + 1")
         vault = next(vault for vault in await _vaults(connection, account_id) if vault.id == vault_id)
         begin = min(span.first for span in vault.spans) if gains_queue else first_block
+        await backfill(connection, "reports", begin)
+        await reopen_reports(connection, begin)
         return Registered(vault, tuple(await backfill(connection, "logs", begin)))
 
 

@@ -10,11 +10,13 @@ from typing import Literal
 from vaultevents.core.errors import DatabaseUnavailable, InputError
 from vaultevents.core.events import ENCODING, Event, encode
 from vaultevents.core.registry import Registry
+from vaultevents.core.reports import ReportLog
 from vaultevents.core.spans import Span
 from vaultevents.core.webhooks import Webhook, matches
 from vaultevents.store.accounts import registry
 from vaultevents.store.cursors import note_problem
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database
+from vaultevents.store.reports import add_reports, mark_resolved
 from vaultevents.store.webhooks import active_webhooks
 
 Kind = Literal["live", "backfill", "replay"]
@@ -113,29 +115,41 @@ class Outbox:
             await connection.execute("delete from cursors where id = $1 and kind = 'replay'", cursor.id)
 
     async def commit(
-        self, old: Cursor, new: Cursor, events: Iterable[Event], registry_version: int, *, deliver: bool = True
+        self,
+        old: Cursor,
+        new: Cursor,
+        events: Iterable[Event],
+        registry_version: int,
+        *,
+        deliver: bool = True,
+        reports: Sequence[ReportLog] = (),
     ) -> Committed | Lost:
-        """Stores the events of one span with their deliveries and moves the cursor from `old` to `new`.
+        """Stores the events of one span with their deliveries, and `reports` as pending; moves the cursor to `new`.
 
-        Only if the cursor and the registry are still these; otherwise `Lost` and nothing is written. An event that
-        is already stored stays as it is and is never delivered again by this (D13).
+        Only if the cursor is still `old` and the registry still this one; otherwise `Lost` and nothing is written. An
+        event that is already stored stays as it is and is never delivered again by this (D13).
         """
-        ordered = sorted(events, key=lambda event: (event.owner.account_id, event.id))
         async with self.database.transaction() as connection:
             # keeps registrations and webhook changes out until the end
             state = await connection.fetchrow("select version, filter_revision from registry for share")
             if state["version"] != registry_version or not await self._move(connection, old, new):
                 return Lost()
-            if not ordered:
-                return Committed()
-            if not deliver:
+            await add_reports(connection, reports)
+            found = list(events)
+            if found and not deliver:
                 await _refuse_silencing(connection, new)
-            first = {_key(event): event for event in reversed(ordered)}  # a queue may emit one claim twice: first wins
-            stored = await _insert(connection, list(first.values())[::-1], state["filter_revision"], deliver=deliver)
-            await _fan_out(connection, [(seq, first[key]) for key, seq in stored.items()] if deliver else [])
-            others = [event for event in ordered if _key(event) not in stored or first[_key(event)] is not event]
-            different = await _different(connection, others)
-        return Committed(len(stored), len(others) - len(different), different)
+            return await _store(connection, found, state["filter_revision"], deliver=deliver)
+
+    async def resolve(
+        self, report_id: int, vaults: int, events: Sequence[Event], registry_version: int, *, deliver: bool = True
+    ) -> Committed | Lost:
+        """Stores the events of a verified report with the mark that it is resolved; `Lost` as in `commit` (C6)."""
+        async with self.database.transaction() as connection:
+            state = await connection.fetchrow("select version, filter_revision from registry for share")
+            if state["version"] != registry_version:
+                return Lost()
+            await mark_resolved(connection, report_id, vaults)
+            return await _store(connection, events, state["filter_revision"], deliver=deliver)
 
     async def _move(self, connection: Connection, old: Cursor, new: Cursor) -> bool:
         moved = await connection.fetchval(
@@ -159,6 +173,19 @@ def _cursor(row: object) -> Cursor:
 
 def _key(event: Event) -> tuple[str, str]:
     return event.owner.account_id, event.id
+
+
+async def _store(connection: Connection, events: Sequence[Event], filter_revision: int, *, deliver: bool) -> Committed:
+    """Events and their deliveries, inside the transaction of a commit."""
+    if not events:
+        return Committed()
+    ordered = sorted(events, key=_key)
+    first = {_key(event): event for event in reversed(ordered)}  # a queue may emit one claim twice: first wins
+    stored = await _insert(connection, list(first.values())[::-1], filter_revision, deliver=deliver)
+    await _fan_out(connection, [(seq, first[key]) for key, seq in stored.items()] if deliver else [])
+    others = [event for event in ordered if _key(event) not in stored or first[_key(event)] is not event]
+    different = await _different(connection, others)
+    return Committed(len(stored), len(others) - len(different), different)
 
 
 async def _refuse_silencing(connection: Connection, cursor: Cursor) -> None:

@@ -33,6 +33,7 @@ class Overview:
     events: int
     deliveries: dict[str, int]
     oldest_pending_s: float | None
+    pending_reports: int
     cursors: tuple[CursorFacts, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -49,7 +50,8 @@ async def read(database: Database) -> Overview:
             " (select count(*) from webhooks where deleted_at is null) as webhooks,"
             " (select count(*) from events) as events,"
             " (select extract(epoch from db_now() - min(created_at))::float8 from deliveries"
-            "  where state = 'scheduled') as oldest_pending_s"
+            "  where state = 'scheduled') as oldest_pending_s,"
+            " (select count(*) from reports where state = 'pending') as pending_reports"
         )
         cursors = await connection.fetch(
             "select stream, kind, first, position, stop, updated_at, problem, problem_since from cursors"

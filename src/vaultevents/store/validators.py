@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from vaultevents.core.chaintime import ChainTime
@@ -59,14 +59,14 @@ async def record(
     """Stores records of the finalized state, and what was done to get them.
 
     A new validator, or an epoch learned late, brings a backfill of the epochs that the `validators` stream has
-    passed. Raises `StreamStopped` when an index has another pubkey than before, or an epoch that is written once
-    has changed: then the chain, or the node, is not what it was.
+    passed. An epoch that is known stays, also when a node that is further behind has not assigned it yet. Raises
+    `StreamStopped` when an index has another pubkey than before, or an epoch that is written once has changed: then
+    the chain, or the node, is not what it was.
     """
     async with database.transaction() as connection:
         await lock_registry(connection)
         before = {one.index: one for one in await _records(connection)}
-        for one in records:
-            _check_unchanged(before.get(one.index), one)
+        records = [_merged(before.get(one.index), one) for one in records]
         new = [one for one in records if one.index not in before]
         changed = [one for one in records if one.index in before and before[one.index] != one]
         if new or changed:
@@ -86,20 +86,24 @@ async def record(
 
 
 async def set_span_times(database: Database, times_s: Mapping[int, int], time: ChainTime) -> None:
-    """Gives the ends of spans the times of their blocks; what can be placed now is backfilled in both epoch streams."""
+    """Gives the ends of spans the times of their blocks; what can be placed now is backfilled in both epoch streams.
+
+    A span has no first time, and so places nothing, before it is known until when it is quiet: otherwise what happens
+    meanwhile would never be sent.
+    """
     async with database.transaction() as connection:
         await lock_registry(connection)
         blocks, seconds = list(times_s), list(times_s.values())
         touched = set()
-        for column, block in (
-            ("first_time_s", "first_block"),
-            ("last_time_s", "last_block"),
-            ("quiet_time_s", "deliver_from - 1"),
+        for column, block, ready in (
+            ("quiet_time_s", "deliver_from - 1", "true"),
+            ("first_time_s", "first_block", "(s.deliver_from = 0 or s.quiet_time_s is not null)"),
+            ("last_time_s", "last_block", "true"),
         ):
             rows = await connection.fetch(
                 f"update vault_spans s set {column} = t.seconds"  # noqa: S608 - names from the line above
                 f" from unnest($1::bigint[], $2::bigint[]) as t (block, seconds) where s.{column} is null"
-                f" and s.{block} = t.block returning s.account_id, s.vault_id, s.ordinal",
+                f" and s.{block} = t.block and {ready} returning s.account_id, s.vault_id, s.ordinal",
                 blocks,
                 seconds,
             )
@@ -129,9 +133,10 @@ def epoch_at(time: ChainTime, seconds: int) -> int:
     return time.epoch_at(max(seconds, time.genesis_s))
 
 
-def _check_unchanged(before: ValidatorRecord | None, now: ValidatorRecord) -> None:
+def _merged(before: ValidatorRecord | None, now: ValidatorRecord) -> ValidatorRecord:
+    """What is known of a validator after both; two nodes or daemons may be some epochs apart."""
     if before is None:
-        return
+        return now
     if before.pubkey != now.pubkey:
         raise StreamStopped(
             f"validator {now.index} had the pubkey {hex_text(before.pubkey)} and has {hex_text(now.pubkey)} now: event "
@@ -141,11 +146,16 @@ def _check_unchanged(before: ValidatorRecord | None, now: ValidatorRecord) -> No
         ("activation", before.activation_epoch, now.activation_epoch),
         ("exit", before.exit_epoch, now.exit_epoch),
     ):
-        if old not in (new, FAR_FUTURE_EPOCH):
+        if FAR_FUTURE_EPOCH not in (old, new) and old != new:
             raise StreamStopped(
                 f"the {what} epoch of validator {now.index} was {old} in final data and is {new} now: it is written "
                 "once, so nothing more is sent until a person has looked at the beacon node"
             )
+    return replace(
+        now,
+        activation_epoch=min(before.activation_epoch, now.activation_epoch),
+        exit_epoch=min(before.exit_epoch, now.exit_epoch),
+    )
 
 
 async def _backfill_late(

@@ -1,6 +1,7 @@
 """Finds the validators that pay to registered vaults and keeps their records (decision C5).
 
-Each time finality advances: the known validators again, and the network's newest by index. For vaults that were never
+Each poll costs the beacon node one small call. Each time finality advances: the known validators again, and the
+network's newest by index. For vaults that were never
 looked for, and once a day because credentials can change: one streamed scan of the whole finalized set for all.
 """
 
@@ -13,7 +14,7 @@ from datetime import timedelta
 
 import structlog
 
-from vaultevents.chain.beacon import BeaconChain, Finality
+from vaultevents.chain.beacon import BeaconChain
 from vaultevents.chain.execution import ExecutionChain
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
@@ -23,13 +24,12 @@ from vaultevents.core.validators import ValidatorRecord, vault_of
 from vaultevents.store.accounts import registry as load_registry
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
-from vaultevents.store.validators import known, read_discovery, record, set_span_times
+from vaultevents.store.validators import DiscoveryState, known, read_discovery, record, set_span_times
 from vaultevents.watch.watcher import pauses
 
 log = structlog.get_logger("discovery")
 
 RESCAN_AFTER = timedelta(days=1)
-TAIL_IDS = 64
 
 
 class Discovery:
@@ -42,7 +42,8 @@ class Discovery:
         self._time, self._poll_s = time, poll_s
         self._outbox = Outbox(database)
         self._met: dict[int, ValidatorRecord] = {}
-        self._told: str | None = None
+        self._refreshed_epoch = -1
+        self._told: str | None = ""  # what an earlier run has told is taken back, too
 
     def meet(self, records: Sequence[ValidatorRecord]) -> None:
         """Validators that somebody came across; they are adopted at the next step."""
@@ -68,28 +69,34 @@ class Discovery:
         """What keeps discovery keeps the stream that lives on its records."""
         if problem == self._told:
             return
-        self._told = problem
         with contextlib.suppress(DatabaseUnavailable):
             live = await self._outbox.live("validators")
             if live is not None:
                 await self._outbox.note_problem(live, problem)
+                self._told = problem
 
     async def step(self) -> None:
         """Brings everything that is known up to the present finality."""
-        finality = await self._beacon.finality()
+        finalized_epoch = await self._beacon.finalized_epoch()
         registry = await load_registry(self._database)
         await self._place_spans(registry)
         vaults = registry.vault_addresses()
         if vaults:
             await self._scan_if_due(vaults)
-        await self._refresh(finality, vaults)
+        state = await read_discovery(self._database)
+        if state.known_through is None or finalized_epoch > self._refreshed_epoch:
+            await self._refresh(state, vaults)
+        if self._met:
+            await self._adopt_met(vaults)
 
     async def _place_spans(self, registry: Registry) -> None:
         """The times of first and last blocks that have become final since they were registered (E12)."""
+        waiting = registry.blocks_without_time()
+        if not waiting:
+            return
         head = await self._chain.final_head()
-        blocks = {block for block in registry.blocks_without_time() if block <= head.number}
-        if blocks:
-            times_s = {block: (await self._chain.header(block)).timestamp_s for block in sorted(blocks)}
+        if blocks := sorted(block for block in waiting if block <= head.number):
+            times_s = {block: (await self._chain.header(block)).timestamp_s for block in blocks}
             await set_span_times(self._database, times_s, self._time)
 
     async def _scan_if_due(self, vaults: frozenset[Address]) -> None:
@@ -101,32 +108,37 @@ class Discovery:
         recorded = await record(self._database, scan.records, size=scan.count, scanned=vaults)
         log.info("validator_scan_done", validators=scan.count, ours=len(scan.records), new=recorded.new)
 
-    async def _refresh(self, finality: Finality, vaults: frozenset[Address]) -> None:
-        state = await read_discovery(self._database)
-        through = self._time.epoch_of(finality.block_slot)
-        behind = state.known_through is None or through > state.known_through
-        if not behind and not self._met:
-            return
-        met, self._met = self._met, {}
-        found = list(met.values())
-        size = state.size
-        if behind:
+    async def _refresh(self, state: DiscoveryState, vaults: frozenset[Address]) -> None:
+        """The known validators again, and those that the network got since the last look; new ones are only appended.
+
+        Without a vault nothing was scanned, so there is no last look to go on from.
+        """
+        if vaults:
             indices = [one.index for one in await known(self._database)]
-            found += await self._beacon.validators(indices) if indices else []
-            if vaults:
-                newest, size = await self._tail(size)
-                found += newest
-        ours = [one for one in found if vault_of(one.credentials) in vaults]
-        recorded = await record(self._database, ours, size=size, known_through=through if behind else None)
+            found = await self._beacon.refresh(indices, state.size)
+            records = list({one.index: one for one in (*found.records, *found.newest)}.values())
+            finality, size = found.finality, state.size + len(found.newest)
+        else:
+            finality, records, size = await self._beacon.finality(), [], state.size
+        through = self._time.epoch_of(finality.block_slot)
+        await self._adopt(records, vaults, size=size, known_through=through)
+        self._refreshed_epoch = finality.epoch
+
+    async def _adopt_met(self, vaults: frozenset[Address]) -> None:
+        met = dict(self._met)
+        await self._adopt(list(met.values()), vaults)
+        for index in met:
+            self._met.pop(index)
+
+    async def _adopt(
+        self,
+        records: Sequence[ValidatorRecord],
+        vaults: frozenset[Address],
+        *,
+        size: int | None = None,
+        known_through: int | None = None,
+    ) -> None:
+        ours = [one for one in records if vault_of(one.credentials) in vaults]
+        recorded = await record(self._database, ours, size=size, known_through=known_through)
         if recorded.new:
             log.info("validators_adopted", new=recorded.new)
-
-    async def _tail(self, size: int) -> tuple[list[ValidatorRecord], int]:
-        """The validators that the network got since the last look; new ones are only appended."""
-        found: list[ValidatorRecord] = []
-        while True:
-            part = await self._beacon.tail(size)
-            found += part
-            size += len(part)
-            if len(part) < TAIL_IDS:
-                return found, size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -14,12 +14,14 @@ from vaultevents.chain.beacon import BeaconChain
 from vaultevents.chain.execution import ExecutionChain
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
+from vaultevents.core.units import Address
 from vaultevents.store.cursors import first_block, open_stream
 from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.store.pool import Connection, Database
 from vaultevents.store.validators import earliest_epoch
 from vaultevents.watch.discovery import Discovery
 from vaultevents.watch.logs import LogsSource
+from vaultevents.watch.reports import ReportsSource
 from vaultevents.watch.validators import ValidatorsSource
 from vaultevents.watch.watcher import Advanced, Source, pauses, run, run_backfills
 from vaultevents.watch.withdrawals import WithdrawalsSource
@@ -44,6 +46,11 @@ class Stream:
 def logs_stream(chain: ExecutionChain, *, step: int, poll_s: float) -> Stream:
     """The two contract events."""
     return Stream(LogsSource(chain), "block", first_block, step, poll_s)
+
+
+def reports_stream(chain: ExecutionChain, oracles: Collection[Address], *, step: int, poll_s: float) -> Stream:
+    """Published oracle reports; a `Resolver` must run beside it."""
+    return Stream(ReportsSource(chain, oracles), "block", first_block, step, poll_s)
 
 
 def staking_streams(
@@ -86,5 +93,6 @@ async def _begin(stream: Stream, outbox: Outbox) -> Cursor:
             await open_stream(outbox.database, name, position, anchor, stream.earliest)
         except (SourceUnavailable, DatabaseUnavailable) as error:
             pause = next(waits)
-            log.warning("stream_waits", stream=name, problem=str(error), retry_in_s=pause)
+            tell = log.info if pause < 1 else log.warning  # discovery needs a moment at the first start
+            tell("stream_waits", stream=name, problem=str(error), retry_in_s=pause)
             await asyncio.sleep(pause)

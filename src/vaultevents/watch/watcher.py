@@ -12,6 +12,7 @@ import structlog
 from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
 from vaultevents.core.events import Observation, project
 from vaultevents.core.registry import Registry
+from vaultevents.core.reports import ReportLog
 from vaultevents.core.spans import Span, next_span
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 
@@ -22,10 +23,11 @@ BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a source saw in a span, and what the next span must link to."""
+    """What a source saw in a span, what the next span must link to, and reports whose files are still to be had."""
 
     observations: Sequence[Observation]
     anchor: str | None
+    reports: Sequence[ReportLog] = ()
 
 
 class Source(Protocol):
@@ -82,7 +84,7 @@ async def advance(source: Source, outbox: Outbox, cursor: Cursor, step: int, *, 
     reading = await source.read(span, cursor.anchor, registry)
     events = [event for observation in reading.observations for event in project(observation, registry)]
     new = cursor.moved(span.last, reading.anchor)
-    outcome = await outbox.commit(cursor, new, events, registry.version, deliver=deliver)
+    outcome = await outbox.commit(cursor, new, events, registry.version, deliver=deliver, reports=reading.reports)
     if isinstance(outcome, Lost):
         return outcome
     if outcome.different:

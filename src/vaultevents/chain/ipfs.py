@@ -1,0 +1,306 @@
+"""From a CID to the verified bytes of its file: several gateways, a cap while streaming, deadlines, a cache on disk.
+
+    cache ─▶ check ─▶ done
+      │ none, or not the file
+      ▼
+    gateway ─▶ at most 3 guarded redirects ─▶ capped, uncompressed body ─▶ check ─▶ cache ─▶ done
+      └ anything else: the next gateway
+
+A gateway only carries bytes: whether they are the file is decided by `check` alone (decision C6), also for the cache.
+The gateways are the operator's choice and may be private; where they redirect to is not, and must be public or allowed
+(decision D10). No proxy is taken from the environment and no cookie is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from ipaddress import IPv4Network, IPv6Network
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+from urllib.parse import urljoin, urlsplit
+
+import aiohttp
+import structlog
+from yarl import URL
+
+from vaultevents import __version__
+from vaultevents.chain.endpoints import Counters, Endpoints, Passing, TooSlow, node_name, patiently, scrub
+from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, VaulteventsError
+from vaultevents.core.webhooks import AllowRule, UrlRules
+from vaultevents.egress import EgressRefused, Guard, open_session
+
+_log = structlog.get_logger()
+
+Check = Callable[[bytes], None]
+"""Raises `ValueError` or `VaulteventsError`, with the reason, for bytes that are not the file. Runs in a thread."""
+
+_CHUNK_BYTES = 65536
+_KUBO = "kubo+"
+_PLACE = "{cid}"
+# Letters and digits only: no such text can leave its place in a URL or in a path. A CIDv0 has 46, a usual CIDv1 59.
+_CID = re.compile(r"[A-Za-z0-9]{46,128}", re.ASCII)
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_HEADERS: Final = {"accept": "*/*", "accept-encoding": "identity", "user-agent": f"vaultevents/{__version__}"}
+_EVERYWHERE: Final = UrlRules(
+    allow=(AllowRule(IPv4Network("0.0.0.0/0"), "any"), AllowRule(IPv6Network("::/0"), "any")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IpfsLimits:
+    """How much is read and how long a gateway is waited for; an attempt includes its redirects."""
+
+    file_bytes: int = 32 * 2**20
+    connect_s: float = 5.0
+    attempt_s: float = 20.0
+    gateway_s: float = 30.0
+    attempts: int = 2
+    retry_wait_s: float = 0.25
+    redirects: int = 3
+    set_aside_s: float = 60.0
+
+
+class IpfsClient:
+    """Fetches files by CID; an async context manager.
+
+    A gateway is a URL with `{cid}` in its path or query, or a base URL to which `/ipfs/{cid}` is appended, or the API
+    of a Kubo node as `kubo+http://host:5001`. Redirects go only where `guard` lets them, which the client then owns.
+    `ca_file` (PEM) is trusted besides the system's roots. Raises `InputError` for a URL of none of these forms.
+    """
+
+    def __init__(
+        self,
+        gateways: Sequence[str],
+        *,
+        guard: Guard,
+        cache_dir: Path | None = None,
+        ca_file: Path | None = None,
+        limits: IpfsLimits | None = None,
+    ) -> None:
+        if not gateways:
+            raise InputError("no IPFS gateway is configured: name at least one")
+        self.counters = Counters()
+        self._limits = limits or IpfsLimits()
+        self._sources = [_parsed(url) for url in gateways]
+        self._guard = guard
+        self._cache_dir = cache_dir
+        self._ca_file = ca_file
+
+    async def __aenter__(self) -> IpfsClient:
+        limits = self._limits
+        open_for = partial(open_session, ca_file=self._ca_file, connect_timeout_s=limits.connect_s)
+        self._open = open_for(Guard(_EVERYWHERE, lookup_timeout_s=limits.connect_s))
+        self._guarded = open_for(self._guard)
+        gateways = [
+            _Gateway(one, self._open, self._guarded, self._guard, limits, self.counters) for one in self._sources
+        ]
+        self._gateways = Endpoints(gateways, _any, self.counters, set_aside_s=limits.set_aside_s)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._open.close()
+        await self._guarded.close()
+
+    async def fetch(self, cid: str, check: Check) -> bytes:
+        """The bytes for which `check` returns; from the cache, else from the first gateway that has them.
+
+        Raises `InputError` for a text that cannot be a CID, and `SourceUnavailable` with a reason for each gateway.
+        """
+        if not _CID.fullmatch(cid):
+            raise InputError(f"{cid[:80]!r} is not a CID of letters and digits, so no file can be asked for")
+        cached = None if self._cache_dir is None else self._cache_dir / cid
+        if cached is not None:
+            content = await asyncio.to_thread(_recall, cached, check, self._limits.file_bytes)
+            if content is not None:
+                return content
+        content = await self._gateways.ask(partial(self._from_gateway, cid, check))
+        if cached is not None:
+            await asyncio.to_thread(_remember, cached, content)
+        return content
+
+    async def _from_gateway(self, cid: str, check: Check, gateway: _Gateway) -> bytes:
+        limits = self._limits
+        try:
+            async with asyncio.timeout(limits.gateway_s):
+                ask = partial(gateway.get, cid)
+                content = await patiently(ask, limits.attempts, limits.retry_wait_s, self.counters)
+        except TimeoutError:
+            raise TooSlow(gateway.name, f"gives no whole file within {limits.gateway_s:g} s") from None
+        try:
+            await asyncio.to_thread(check, content)
+        except (ValueError, VaulteventsError) as error:
+            reason = f"gives {len(content)} bytes that are not the file: {gateway.scrubbed(str(error))}"
+            raise NodeFault(gateway.name, reason) from None
+        return content
+
+
+async def _any(_: _Gateway) -> None:
+    """Every gateway is used: its bytes are checked, whoever it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a gateway has its files: `template` with the place of the CID; `url` is what the operator wrote."""
+
+    name: str
+    url: str
+    template: str
+    method: str
+
+
+def _parsed(url: str) -> _Source:
+    plain = url.removeprefix(_KUBO)
+    name = node_name(plain)
+    parts = urlsplit(plain)
+    if _PLACE in parts.netloc or parts.fragment:
+        raise InputError(f"the gateway {name} is not usable: write {_PLACE} in its path or query, and no fragment")
+    if plain != url:
+        kubo = parts._replace(path=parts.path.rstrip("/") + "/api/v0/cat", query=f"arg={_PLACE}")
+        return _Source(name, plain, kubo.geturl(), "POST")
+    if _PLACE in plain:
+        return _Source(name, plain, plain, "GET")
+    base = parts.path.rstrip("/").removesuffix("/ipfs")
+    return _Source(name, plain, parts._replace(path=f"{base}/ipfs/{_PLACE}").geturl(), "GET")
+
+
+class _Gateway:
+    """One gateway. `name` is its redacted name."""
+
+    def __init__(
+        self,
+        source: _Source,
+        own: aiohttp.ClientSession,
+        guarded: aiohttp.ClientSession,
+        guard: Guard,
+        limits: IpfsLimits,
+        counters: Counters,
+    ) -> None:
+        self.name = source.name
+        self._source = source
+        self._own = own
+        self._guarded = guarded
+        self._guard = guard
+        self._limits = limits
+        self._counters = counters
+
+    def scrubbed(self, text: str) -> str:
+        return scrub(text, self._source.url)
+
+    async def get(self, cid: str) -> bytes:
+        """The body of a 200, unchecked, within the deadline of one attempt. Raises `SourceUnavailable`."""
+        limits = self._limits
+        problem: SourceUnavailable
+        try:
+            async with asyncio.timeout(limits.attempt_s):
+                return await self._follow(self._source.template.replace(_PLACE, cid))
+        except aiohttp.ConnectionTimeoutError:
+            problem = SourceUnavailable(self.name, f"cannot be connected to within {limits.connect_s:g} s")
+        except TimeoutError:
+            problem = TooSlow(self.name, f"gives no whole file within {limits.attempt_s:g} s")
+        except EgressRefused as error:
+            problem = SourceUnavailable(self.name, f"redirects to a place that is not allowed: {error}")
+        except aiohttp.ClientPayloadError:
+            problem = Passing(self.name, "breaks off in the middle of the file")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            problem = Passing(self.name, f"cannot be reached ({type(error).__name__})")
+        raise problem  # outside of the handler: aiohttp's exception carries the URL and must not hang on to this one
+
+    async def _follow(self, url: str) -> bytes:
+        """The answer at `url`, or where it redirects to."""
+        session, target = self._own, URL(url, encoded=True)
+        for _ in range(self._limits.redirects + 1):
+            self._counters.requests += 1
+            async with session.request(
+                self._source.method, target, headers=_HEADERS, allow_redirects=False
+            ) as response:
+                if response.status not in _REDIRECTS or self._source.method != "GET":
+                    return await self._read(response)
+                location = response.headers.get("location", "")
+                response.close()  # whatever comes after the headers is of no interest
+            session, target = self._guarded, self._vetted(str(target), location)
+        raise SourceUnavailable(self.name, f"redirects more than {self._limits.redirects} times")
+
+    def _vetted(self, base: str, location: str) -> URL:
+        try:
+            return self._guard.vet(urljoin(base, location))
+        except (InputError, ValueError) as error:
+            reason = f"redirects to a place that is not allowed: {self.scrubbed(str(error))}"
+        raise SourceUnavailable(self.name, reason)
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        """The body, never more than the cap. What is refused is not read on: its connection is closed."""
+        reason = self._reason_against(response)
+        content = BytesIO()  # gives its bytes away without a copy
+        while reason is None and (piece := await response.content.read(_CHUNK_BYTES)):
+            content.write(piece)
+            if content.tell() > self._limits.file_bytes:
+                reason = self._too_large
+        if reason is None:
+            return content.getvalue()
+        response.close()
+        raise Passing(self.name, reason) if response.status >= 500 else SourceUnavailable(self.name, reason)
+
+    def _reason_against(self, response: aiohttp.ClientResponse) -> str | None:
+        """What the headers say against reading the body."""
+        if response.status == 404:
+            return "does not have the file (HTTP status 404)"
+        if response.status == 429:
+            return "limits the rate of requests (HTTP status 429)"
+        if response.status != 200:
+            return f"HTTP status {response.status}"
+        if response.headers.get("content-encoding", "identity").lower() != "identity":
+            return "compresses its answers although it was asked not to"
+        if response.content_type == "text/html":
+            return "answers with a web page instead of the file"
+        if (response.content_length or 0) > self._limits.file_bytes:
+            return self._too_large
+        return None
+
+    @property
+    def _too_large(self) -> str:
+        return f"its answer is more than {self._limits.file_bytes} bytes"
+
+
+def _recall(path: Path, check: Check, most_bytes: int) -> bytes | None:
+    """A cached file that is still right; a wrong one is removed."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(most_bytes + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _log.warning("ipfs_cache_unreadable", cid=path.name, problem=str(error))
+        return None
+    try:
+        check(content)
+    except (ValueError, VaulteventsError) as error:
+        _log.warning("ipfs_cache_corrupted", cid=path.name, problem=str(error)[:200])
+        path.unlink(missing_ok=True)
+        return None
+    return content
+
+
+def _remember(path: Path, content: bytes) -> None:
+    """Writes the file for its owner only, whole or not at all. A full disk costs the cache, not the file."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, part = tempfile.mkstemp(prefix=".part-", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            Path(part).replace(path)
+        except BaseException:
+            Path(part).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        _log.warning("ipfs_cache_unwritable", cid=path.name, problem=str(error))

@@ -1,0 +1,182 @@
+"""report: what is in an oracle report, does it verify, the calldata of a vault, and what is pending."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vaultevents.cli.console import ConfigOption, JsonOption, complete, put_json, put_table, say, settings_of
+from vaultevents.config import Settings
+from vaultevents.core.errors import InputError, VaulteventsError
+from vaultevents.core.reports import MAX_FILE_BYTES, Report, ReportInvalid, read_report
+from vaultevents.core.units import checksum, eth_text, hex_text
+from vaultevents.daemon import open_files, open_store
+from vaultevents.store import reports
+from vaultevents.store.outbox import Outbox
+from vaultevents.store.reports import StoredReport
+from vaultevents.watch.reports import Resolver
+
+report = typer.Typer(help="Oracle reports: files, proofs, calldata.", no_args_is_help=True)
+
+NameArgument = Annotated[str, typer.Argument(help="The report's CID or timestamp.", metavar="REPORT")]
+
+
+@report.command("show")
+def report_show(
+    name: Annotated[str | None, typer.Argument(help="CID or timestamp; all without it.", metavar="[REPORT]")] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the newest reports, or show one with the vaults and the calldata that are in it."""
+    settings = settings_of(config)
+    if name is None:
+        _list(complete(_find(settings, None)), as_json=as_json)
+        return
+    stored, verified = complete(_verified(settings, name))
+    vaults = [
+        {
+            "vault": checksum(leaf.vault),
+            "total_value_eth": eth_text(leaf.total_value_wei),
+            "cumulative_fee_eth": eth_text(leaf.cumulative_fee_wei),
+            "liability_shares": str(leaf.liability_shares),
+            "slashing_reserve_eth": eth_text(leaf.slashing_reserve_wei),
+            "calldata": hex_text(verified.calldata(leaf.vault)),
+        }
+        for leaf in verified.leaves.values()
+    ]
+    if as_json:
+        put_json({**_facts(stored), "vaults": vaults})
+        return
+    for key, value in _facts(stored).items():
+        say(f"{key:12}{value}")
+    for vault in vaults:
+        say("")
+        for key, text in vault.items():
+            say(f"  {key:21}{text}")
+
+
+@report.command("verify")
+def report_verify(name: NameArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Fetch a report's file and prove it: its CID, its root, and the proof of every vault."""
+    settings = settings_of(config)
+    stored, verified = complete(_verified(settings, name))
+    for vault in verified.vaults:
+        verified.calldata(vault)
+    if as_json:
+        put_json({**_facts(stored), "verified": True, "vaults": len(verified.vaults)})
+    else:
+        say(f"The file of report {stored.log.timestamp} is the published one; {len(verified.vaults)} proofs hold.")
+
+
+@report.command("import")
+def report_import(
+    file: Annotated[Path, typer.Argument(help="A report's file, from wherever.", dir_okay=False)],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Supply the file of a pending report by hand; it is verified like any other."""
+    settings = settings_of(config)
+    try:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise InputError(f"{file} is larger than a report can be ({MAX_FILE_BYTES} bytes)")
+        content = file.read_bytes()
+    except OSError as problem:
+        raise InputError(f"cannot read {file}: {problem.strerror}") from None
+    done = complete(_import(settings, content))
+    if as_json:
+        put_json({"resolved": [_facts(one) for one in done]})
+    else:
+        say(f"Resolved {len(done)} report: {', '.join(str(one.log.timestamp) for one in done)}.")
+
+
+@report.command("give-up")
+def report_give_up(name: NameArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Stop asking for the file of a pending report; its events will never come."""
+    settings = settings_of(config)
+
+    async def work() -> list[StoredReport]:
+        async with open_store(settings) as store:
+            return await reports.give_up_report(store.database, name)
+
+    given_up = complete(work())
+    if as_json:
+        put_json({"givenUp": [_facts(one) for one in given_up]})
+    else:
+        say(f"Gave up report {', '.join(str(one.log.timestamp) for one in given_up)}.")
+
+
+def _list(found: list[StoredReport], *, as_json: bool) -> None:
+    if as_json:
+        put_json({"reports": [_facts(one) for one in found]})
+        return
+    rows = [
+        (one.log.timestamp, one.log.block_number, one.log.cid, one.state, one.vaults, one.attempts, one.problem)
+        for one in found
+    ]
+    columns = ("timestamp", "block", "cid", "state", "vaults", "attempts", "problem")
+    put_table(columns, rows, "no report has been seen yet")
+
+
+def _facts(one: StoredReport) -> dict[str, object]:
+    return {
+        "timestamp": str(one.log.timestamp),
+        "refSlot": str(one.log.ref_slot),
+        "block": one.log.block_number,
+        "oracle": checksum(one.log.address),
+        "root": hex_text(one.log.root),
+        "cid": one.log.cid,
+        "state": one.state,
+        "problem": one.problem,
+    }
+
+
+async def _find(settings: Settings, name: str | None) -> list[StoredReport]:
+    async with open_store(settings) as store:
+        return await reports.find_reports(store.database, name)
+
+
+async def _verified(settings: Settings, name: str) -> tuple[StoredReport, Report]:
+    async with open_store(settings) as store, open_files(settings) as files:
+        found = await reports.find_reports(store.database, name)
+        if not found:
+            raise InputError(f"no report with the CID or timestamp '{name}' is known: see 'vaultevents report show'")
+        stored = found[0]
+        if stored.log.is_empty:
+            raise InputError(f"report {stored.log.timestamp} has no file: no vault was connected then")
+        verified: list[Report] = []
+        await files.fetch(stored.log.cid, lambda content: verified.append(read_report(content, stored.log)))
+        return stored, verified[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class InHand:
+    """A file that is already there."""
+
+    content: bytes
+
+    async def fetch(self, cid: str, check: Callable[[bytes], None]) -> bytes:
+        check(self.content)
+        return self.content
+
+
+async def _import(settings: Settings, content: bytes) -> list[StoredReport]:
+    async with open_store(settings) as store:
+        pending = [one for one in await reports.find_reports(store.database) if one.state in ("pending", "given_up")]
+        problems: list[VaulteventsError] = []
+        done = []
+        for one in pending:
+            try:
+                read_report(content, one.log)
+            except ReportInvalid as problem:
+                problems.append(problem)
+                continue
+            await Resolver(Outbox(store.database), InHand(content), 1.0).resolve(one)
+            done.append(one)
+    if not done:
+        why = f" ({problems[0]})" if len(problems) == 1 else ""
+        raise InputError(f"this is not the file of any of the {len(pending)} pending reports{why}")
+    return done

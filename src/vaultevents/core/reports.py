@@ -1,0 +1,261 @@
+"""Oracle reports: the log that publishes one, the file that holds its vaults, and the calldata that applies it.
+
+The event's root is what counts, wherever the bytes of the file came from (decision C6): nothing is made of a file
+before its CID and the root rebuilt from its values equal those of the event.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from eth_hash.auto import keccak
+
+from vaultevents.core import merkle
+from vaultevents.core.cid import CidUnsupported, matches, parse_cid
+from vaultevents.core.errors import UndecodableLog, VaulteventsError
+from vaultevents.core.events import Observation, ReportUpdateAvailable
+from vaultevents.core.logs import REPORT_UPDATED, Log
+from vaultevents.core.units import Address, BlockNumber, Hash32, Wei, checksum, hex_text
+
+UPDATE_VAULT_DATA = keccak(b"updateVaultData(address,uint256,uint256,uint256,uint256,uint256,bytes32[])")[:4]
+
+MAX_FILE_BYTES = 32 * 1024 * 1024
+MAX_FILE_ITEMS = 2_000_000
+"""Commas and opening brackets; the largest file of real vaults has fewer, and memory is bounded by it."""
+
+LEAF_ENCODING = ["address", "uint256", "uint256", "uint256", "uint256", "uint256"]
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}")
+_DECIMAL = re.compile(r"[0-9]{1,78}")
+_HEX = re.compile(r"0x[0-9a-fA-F]{1,64}")
+_CID_TEXT = re.compile(rb"[!-~]*")
+
+
+class ReportInvalid(VaulteventsError):
+    """The bytes are not the file of this report, or not one of a known form. The text never quotes the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportLog:
+    """One `VaultsReportDataUpdated` of the contract LazyOracle; `timestamp` in seconds, `cid` as the event has it."""
+
+    timestamp: int
+    ref_slot: int
+    root: Hash32
+    cid: str
+    block_number: BlockNumber
+    block_time_ms: int
+    tx_hash: Hash32
+    log_index: int
+    address: Address
+
+    @property
+    def is_empty(self) -> bool:
+        """No vault was connected at the reference slot: there is no file and nothing to tell."""
+        return not any(self.root) and not self.cid
+
+
+def decode(log: Log, time_s: int) -> ReportLog:
+    """The report that a log publishes; `time_s` is the time of its block. Raises `UndecodableLog` (C8)."""
+    if len(log.topics) != 4 or log.topics[0] != REPORT_UPDATED:
+        raise _undecodable(log, f"has {len(log.topics)} topics, or not the first one of a published report")
+    _, timestamp, ref_slot, root = log.topics
+    return ReportLog(
+        timestamp=int.from_bytes(timestamp),
+        ref_slot=int.from_bytes(ref_slot),
+        root=root,
+        cid=_cid_text(log),
+        block_number=BlockNumber(log.block_number),
+        block_time_ms=time_s * 1000,
+        tx_hash=log.tx_hash,
+        log_index=log.log_index,
+        address=log.address,
+    )
+
+
+def _cid_text(log: Log) -> str:
+    """The one ABI string of the data: offset 0x20, length, printable ASCII, zeros up to a whole word."""
+    size = int.from_bytes(log.data[32:64])
+    text, rest = log.data[64 : 64 + size], log.data[64 + size :]
+    sound = len(log.data) >= 64 and int.from_bytes(log.data[:32]) == 32 and len(text) == size
+    if not sound or len(rest) > 31 or any(rest) or not _CID_TEXT.fullmatch(text):
+        raise _undecodable(log, f"has {len(log.data)} bytes that are not one ABI string of printable ASCII")
+    return text.decode("ascii")
+
+
+def _undecodable(log: Log, why: str) -> UndecodableLog:
+    return UndecodableLog(
+        f"the log {log.log_index} of {checksum(log.address)} in transaction {hex_text(log.tx_hash)} "
+        f"(block {log.block_number}) {why}: the contract may have been upgraded; nothing was skipped, the stream "
+        "waits here until a version of vaultevents that knows the new form is installed"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VaultLeaf:
+    """What a report says of one vault, in the order of the leaf; `cumulative_fee_wei` are Lido's fees so far."""
+
+    vault: Address
+    total_value_wei: Wei
+    cumulative_fee_wei: Wei
+    liability_shares: int
+    max_liability_shares: int
+    slashing_reserve_wei: Wei
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int, int]:
+        return (
+            self.total_value_wei,
+            self.cumulative_fee_wei,
+            self.liability_shares,
+            self.max_liability_shares,
+            self.slashing_reserve_wei,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A file that passed every check of `read_report`: `root` is the event's, `leaves` in the order of the file."""
+
+    root: Hash32
+    leaves: Mapping[Address, VaultLeaf]
+    tree: merkle.Tree
+
+    @property
+    def vaults(self) -> tuple[Address, ...]:
+        return tuple(self.leaves)
+
+    def leaf(self, vault: Address) -> VaultLeaf | None:
+        """None for a vault that is not in the report, which is normal."""
+        return self.leaves.get(vault)
+
+    def calldata(self, vault: Address) -> bytes:
+        """The input of `updateVaultData` for a vault of the report: 4 + 32 * (8 + proof elements) bytes.
+
+        Its proof was followed to the event's root. Raises `KeyError` for a vault that is not in the report, and
+        `ReportInvalid` should the proof lead elsewhere.
+        """
+        leaf = self.leaves[vault]
+        hashed = merkle.leaf_hash(vault, leaf.numbers)
+        proof = self.tree.proof(hashed)
+        if not merkle.verify(self.root, hashed, proof):
+            raise ReportInvalid(f"the proof of vault {checksum(vault)} does not lead to the root of the event")
+        words = merkle.encode_leaf(vault, leaf.numbers)
+        return b"".join([UPDATE_VAULT_DATA, words, (0xE0).to_bytes(32), len(proof).to_bytes(32), *proof])
+
+
+def read_report(content: bytes, log: ReportLog) -> Report:
+    """The report that `log` announces, from the bytes of its file; all checks of onchain §6.2.
+
+    Raises `ReportInvalid` with one sentence. The CID is compared before the bytes are parsed, so bytes that the oracle
+    did not publish cost a hash and nothing more.
+    """
+    if len(content) > MAX_FILE_BYTES:
+        raise ReportInvalid(f"the file has {len(content)} bytes, more than the {MAX_FILE_BYTES} that a report may have")
+    _check_cid(content, log)
+    leaves = _leaves(_parse(content))
+    tree = merkle.tree([merkle.leaf_hash(leaf.vault, leaf.numbers) for leaf in leaves.values()])
+    if tree.root != log.root:
+        raise ReportInvalid(
+            f"the vaults of the file have the root {hex_text(tree.root)}, the event has {hex_text(log.root)}"
+        )
+    return Report(log.root, leaves, tree)
+
+
+def observe(report: Report, log: ReportLog, addresses: Iterable[Address]) -> list[Observation]:
+    """One observation for each of the addresses that is in the report, in the order of the file (C6, E13).
+
+    It stands at the publishing block and its time (E2), whether or not a newer report has superseded this one.
+    """
+    wanted = frozenset(addresses)
+    return [
+        Observation(
+            vault, log.block_number, log.block_time_ms, ReportUpdateAvailable(report.calldata(vault), log.timestamp)
+        )
+        for vault in report.leaves
+        if vault in wanted
+    ]
+
+
+def _check_cid(content: bytes, log: ReportLog) -> None:
+    try:
+        cid = parse_cid(log.cid)
+    except CidUnsupported as unsupported:
+        raise ReportInvalid(f"the file cannot be compared with the CID of the event: {unsupported}") from unsupported
+    if not matches(cid, content):
+        raise ReportInvalid(f"the {len(content)} bytes are not the file with the CID {cid} of the event")
+
+
+def _parse(content: bytes) -> dict[str, Any]:
+    """Exact JSON: each key once, no NaN or Infinity."""
+    if sum(map(content.count, (b"[", b"{", b","))) > MAX_FILE_ITEMS:
+        raise ReportInvalid(f"the file has more than {MAX_FILE_ITEMS} items")
+    try:
+        found = json.loads(content.decode("utf-8"), object_pairs_hook=_object, parse_constant=_not_a_number)
+    except UnicodeDecodeError:
+        raise ReportInvalid("the file is not UTF-8 text") from None
+    except RecursionError:
+        raise ReportInvalid("the file is nested too deeply") from None
+    except ValueError:  # also a number of too many digits
+        raise ReportInvalid("the file is not valid JSON") from None
+    if not isinstance(found, dict):
+        raise ReportInvalid("the file is not a JSON object")
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ReportInvalid("the file has the same key twice in one object")
+    return found
+
+
+def _not_a_number(_: str) -> NoReturn:
+    raise ReportInvalid("the file has a number that JSON does not know (NaN or Infinity)")
+
+
+def _leaves(file: dict[str, Any]) -> dict[Address, VaultLeaf]:
+    if file.get("leafEncoding") != LEAF_ENCODING:
+        raise ReportInvalid(
+            "the leafEncoding of the file is not the known six types, so updateVaultData may have changed: "
+            "install a version of vaultevents that knows it"
+        )
+    values = file.get("values")
+    if not isinstance(values, list) or not values:
+        raise ReportInvalid("the file has no list of values")
+    leaves: dict[Address, VaultLeaf] = {}
+    for position, entry in enumerate(values):
+        leaf = _leaf(entry, position)
+        if leaves.setdefault(leaf.vault, leaf) is not leaf:
+            raise ReportInvalid(f"the file has the vault {checksum(leaf.vault)} twice")
+    return leaves
+
+
+def _leaf(entry: object, position: int) -> VaultLeaf:
+    value = entry.get("value") if isinstance(entry, dict) else None
+    if not isinstance(value, list) or len(value) != len(LEAF_ENCODING):
+        raise ReportInvalid(f"entry {position} of the values is not an address and five numbers")
+    vault, *numbers = value
+    if not isinstance(vault, str) or not _ADDRESS.fullmatch(vault):
+        raise ReportInvalid(f"entry {position} of the values does not begin with an address")
+    total, fee, shares, most_shares, reserve = [_uint256(number, position) for number in numbers]
+    return VaultLeaf(Address(bytes.fromhex(vault[2:])), Wei(total), Wei(fee), shares, most_shares, Wei(reserve))
+
+
+def _uint256(value: object, position: int) -> int:
+    """A JSON integer, or decimal or 0x-hex digits in a string; never by way of a float."""
+    if isinstance(value, str) and _DECIMAL.fullmatch(value):
+        number = int(value)
+    elif isinstance(value, str) and _HEX.fullmatch(value):
+        number = int(value, 16)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    else:
+        raise ReportInvalid(f"entry {position} of the values has something other than a whole number")
+    if not 0 <= number < 2**256:
+        raise ReportInvalid(f"entry {position} of the values has a number that is not a uint256")
+    return number

@@ -1,0 +1,149 @@
+"""Published oracle reports: pending until their file is verified, kept for whoever is registered later (C6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from vaultevents.core.errors import InputError
+from vaultevents.core.reports import ReportLog
+from vaultevents.core.spans import Span
+from vaultevents.core.units import Address, Hash32
+from vaultevents.store.pool import Connection, Database
+
+State = Literal["pending", "resolved", "empty", "given_up"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReport:
+    """A published report and what became of it; `vaults` counts the leaves of its tree once that is verified."""
+
+    id: int
+    log: ReportLog
+    state: State
+    vaults: int | None
+    attempts: int
+    next_attempt_at: datetime | None
+    problem: str | None
+
+
+async def add_reports(connection: Connection, logs: Sequence[ReportLog]) -> None:
+    """Stores published reports as pending; one without a file is at its end at once."""
+    for log in logs:
+        await connection.execute(
+            "insert into reports (block_number, block_time_s, tx_hash, log_index, oracle, report_timestamp, ref_slot,"
+            " root, cid, state, next_attempt_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10,"
+            " case when $10 = 'pending' then db_now() end) on conflict (block_number, log_index) do nothing",
+            log.block_number,
+            log.block_time_ms // 1000,
+            log.tx_hash,
+            log.log_index,
+            log.address,
+            log.timestamp,
+            log.ref_slot,
+            log.root,
+            log.cid,
+            "empty" if log.is_empty else "pending",
+        )
+
+
+async def reopen_reports(connection: Connection, first_block: int) -> None:
+    """Makes resolved reports pending again for a vault that was registered after them; nothing is told twice."""
+    await connection.execute(
+        "update reports set state = 'pending', attempts = 0, next_attempt_at = db_now()"
+        " where state = 'resolved' and block_number >= $1",
+        first_block,
+    )
+
+
+async def due_reports(database: Database, limit: int) -> list[StoredReport]:
+    """Pending reports whose next attempt is due, oldest first."""
+    async with database.transaction() as connection:
+        rows = await connection.fetch(
+            "select * from reports where state = 'pending' and next_attempt_at <= db_now()"
+            " order by next_attempt_at, block_number limit $1",
+            limit,
+        )
+    return [_report(row) for row in rows]
+
+
+async def reports_in(database: Database, blocks: Span) -> list[StoredReport]:
+    """All reports that were published in these blocks, in chain order."""
+    async with database.transaction() as connection:
+        rows = await connection.fetch(
+            "select * from reports where block_number between $1 and $2 order by block_number, log_index",
+            blocks.first,
+            blocks.last,
+        )
+    return [_report(row) for row in rows]
+
+
+async def find_reports(database: Database, name: str | None = None) -> list[StoredReport]:
+    """The newest reports, or those with this CID or timestamp."""
+    async with database.transaction() as connection:
+        rows = await connection.fetch(
+            "select * from reports where $1::text is null or cid = $1 or report_timestamp::text = $1"
+            " order by block_number desc, log_index desc limit 50",
+            name,
+        )
+    return [_report(row) for row in rows]
+
+
+async def postpone_report(database: Database, report_id: int, problem: str, after_s: float) -> None:
+    """Another attempt later; a report is never given up by itself."""
+    async with database.transaction() as connection:
+        await connection.execute(
+            "update reports set attempts = attempts + 1, problem = $2,"
+            " next_attempt_at = db_now() + make_interval(secs => $3) where id = $1 and state = 'pending'",
+            report_id,
+            problem,
+            after_s,
+        )
+
+
+async def give_up_report(database: Database, name: str) -> list[StoredReport]:
+    """An operator's word that the file of a pending report will never be had. Raises `InputError` without one."""
+    async with database.transaction() as connection:
+        rows = await connection.fetch(
+            "update reports set state = 'given_up', next_attempt_at = null"
+            " where state = 'pending' and (cid = $1 or report_timestamp::text = $1) returning *",
+            name,
+        )
+    if not rows:
+        raise InputError(f"no report with the CID or timestamp '{name}' is pending: see 'vaultevents report show'")
+    return [_report(row) for row in rows]
+
+
+async def mark_resolved(connection: Connection, report_id: int, vaults: int) -> None:
+    await connection.execute(
+        "update reports set state = 'resolved', vaults = $2, problem = null, next_attempt_at = null,"
+        " resolved_at = db_now() where id = $1",
+        report_id,
+        vaults,
+    )
+
+
+def _report(row: object) -> StoredReport:
+    columns = dict(row)  # type: ignore[call-overload]
+    log = ReportLog(
+        timestamp=int(columns["report_timestamp"]),
+        ref_slot=int(columns["ref_slot"]),
+        root=Hash32(columns["root"]),
+        cid=columns["cid"],
+        block_number=columns["block_number"],
+        block_time_ms=columns["block_time_s"] * 1000,
+        tx_hash=Hash32(columns["tx_hash"]),
+        log_index=columns["log_index"],
+        address=Address(columns["oracle"]),
+    )
+    return StoredReport(
+        columns["id"],
+        log,
+        columns["state"],
+        columns["vaults"],
+        columns["attempts"],
+        columns["next_attempt_at"],
+        columns["problem"],
+    )

@@ -1,0 +1,133 @@
+"""Source `reports`, and the resolver that turns published reports into events (interface §6.7, decision C6).
+
+The log commits as a pending report with the cursor. Its file is fetched, verified and told apart from that, as often
+as it takes: one dead CID delays one report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+import structlog
+
+from vaultevents.chain.execution import ExecutionChain, Reverted
+from vaultevents.core.errors import DatabaseUnavailable, InputError, SourceUnavailable
+from vaultevents.core.events import Observation, ReportUpdateAvailable, project
+from vaultevents.core.logs import is_watched
+from vaultevents.core.registry import Registry, Watched
+from vaultevents.core.reports import Report, decode, observe, read_report
+from vaultevents.core.reverts import revert_reason
+from vaultevents.core.spans import Span
+from vaultevents.core.units import Address, Hash32, checksum, hex_text
+from vaultevents.store.outbox import Committed, Lost, Outbox
+from vaultevents.store.reports import StoredReport, due_reports, postpone_report
+from vaultevents.watch.watcher import Reading
+
+log = structlog.get_logger("reports")
+
+AT_ONCE = 4
+WAITS_S = (10, 30, 60, 120, 300, 600)
+
+
+class ReportsSource:
+    """Published reports of the protocol's oracles, always read final (C1)."""
+
+    stream = "reports"
+
+    def __init__(self, chain: ExecutionChain, oracles: Collection[Address]) -> None:
+        self._chain, self._oracles = chain, frozenset(oracles)
+
+    async def head(self) -> int:
+        return (await self._chain.final_head()).number
+
+    async def begin(self) -> tuple[int, str | None]:
+        head = await self._chain.final_head()
+        return head.number, hex_text(head.hash)
+
+    async def read(self, span: Span, anchor: str | None, registry: Registry) -> Reading:
+        watched = Watched(oracles=self._oracles if registry.watched(span) else frozenset())
+        found = await self._chain.read_logs(span, watched, Hash32(bytes.fromhex(anchor[2:])) if anchor else None)
+        reports = [decode(one, found.times_s[one.block_number]) for one in found.logs if is_watched(one, watched)]
+        return Reading((), hex_text(found.last.hash), reports)
+
+
+class Files(Protocol):
+    """Where the files of reports come from."""
+
+    async def fetch(self, cid: str, check: Callable[[bytes], None]) -> bytes:
+        """The bytes for which `check` raises nothing. Raises `SourceUnavailable` when nobody has them."""
+        ...
+
+
+class Resolver:
+    """Fetches, verifies and tells pending reports; any number of daemons may do so at once."""
+
+    def __init__(self, outbox: Outbox, files: Files, poll_s: float, simulation: ExecutionChain | None = None) -> None:
+        """With `simulation` each calldata is tried at the publishing block; what it says is logged, nothing more."""
+        self._outbox, self._files, self._poll_s, self._simulation = outbox, files, poll_s, simulation
+
+    async def run(self) -> None:
+        """Works off what is due, for ever; a file that cannot be had is asked for again, for as long as it takes."""
+        while True:
+            try:
+                due = await due_reports(self._outbox.database, AT_ONCE)
+                async with asyncio.TaskGroup() as group:
+                    for report in due:
+                        group.create_task(self._attempt(report))
+            except* DatabaseUnavailable as errors:
+                log.warning("resolver_waits", problem=str(errors.exceptions[0]), retry_in_s=self._poll_s)
+                due = []
+            if len(due) < AT_ONCE:
+                await asyncio.sleep(self._poll_s)
+
+    async def _attempt(self, report: StoredReport) -> None:
+        try:
+            committed = await self.resolve(report)
+        except (SourceUnavailable, InputError) as error:  # the latter: what the chain calls a CID cannot be one
+            after_s = WAITS_S[min(report.attempts, len(WAITS_S) - 1)]
+            log.warning("report_waits", cid=report.log.cid, timestamp=report.log.timestamp, problem=str(error))
+            await postpone_report(self._outbox.database, report.id, str(error), after_s)
+        else:
+            log.info("report_resolved", cid=report.log.cid, timestamp=report.log.timestamp, told=committed.inserted)
+
+    async def resolve(self, stored: StoredReport, *, deliver: bool = True) -> Committed:
+        """The events of one report, committed with the mark that it is resolved. Raises `SourceUnavailable`."""
+        report = await self._verified(stored)
+        while True:
+            registry = await self._outbox.registry()
+            addresses = registry.vault_addresses()
+            seen = await asyncio.to_thread(observe, report, stored.log, addresses)
+            events = [event for observation in seen for event in project(observation, registry)]
+            if self._simulation is not None:
+                await _simulate(self._simulation, stored, {event.observation for event in events})
+            outcome = await self._outbox.resolve(
+                stored.id, len(report.vaults), events, registry.version, deliver=deliver
+            )
+            if not isinstance(outcome, Lost):
+                return outcome
+
+    async def _verified(self, stored: StoredReport) -> Report:
+        verified: list[Report] = []
+
+        def check(content: bytes) -> None:
+            verified.append(read_report(content, stored.log))
+
+        await self._files.fetch(stored.log.cid, check)
+        return verified[-1]
+
+
+async def _simulate(chain: ExecutionChain, stored: StoredReport, seen: Collection[Observation]) -> None:
+    """Whether the oracle would take each calldata at the block that published the report; never hides an event."""
+    for observation in seen:
+        assert isinstance(observation.payload, ReportUpdateAvailable)
+        vault = checksum(observation.address)
+        try:
+            answer = await chain.call(stored.log.address, observation.payload.calldata, stored.log.block_number)
+        except SourceUnavailable as error:
+            log.info("calldata_not_tried", vault=vault, timestamp=stored.log.timestamp, problem=str(error))
+            continue
+        if isinstance(answer, Reverted):
+            why = revert_reason(answer.data)
+            log.warning("calldata_reverts", vault=vault, timestamp=stored.log.timestamp, reason=why)

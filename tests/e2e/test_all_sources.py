@@ -1,0 +1,156 @@
+"""The daemon with every source: six event types, replay over blocks and epochs, reports by hand, what is off."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from command_line import CommandLine, Ended, asking
+from vaultevents.core.events import EVENT_TYPES
+from vaultevents.devnet.beaconapi import BeaconServer
+from vaultevents.devnet.chain import Chain
+from vaultevents.devnet.execution import ExecutionServer
+from vaultevents.devnet.faults import Fault
+from vaultevents.devnet.gateway import Gateway, Trouble
+from vaultevents.devnet.world import World
+from vaultevents.store.embedded import EmbeddedPostgres
+
+pytestmark = pytest.mark.e2e
+
+BLOCKS = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """A world with validators and reports, its servers, and a command line configured for all of them."""
+
+    world: World
+    beacon: BeaconServer
+    gateway: Gateway
+    shell: CommandLine
+    config: Path
+
+    async def run(self, *arguments: str) -> Ended:
+        return await self.shell.run(*arguments, "--config", str(self.config))
+
+    def due(self) -> set[tuple[str, str]]:
+        return set(self.world.expected(now_s=time.time()))
+
+
+@asynccontextmanager
+async def everything(home: Path) -> AsyncIterator[Everything]:
+    chain = Chain(4, genesis_time_s=int(time.time()) - BLOCKS - 40, seconds_per_slot=1)
+    world = World(4, chain=chain, validators=40, report_every=25)
+    world.history(BLOCKS)
+    node, beacon, gateway = ExecutionServer(chain), BeaconServer(world.beacon), Gateway(world.report_files)
+    config = home / "vaultevents.toml"
+    config.write_text(
+        f'network = "devnet"\nchain_id = {chain.chain_id}\ndata_dir = "data"\n'
+        f'[execution]\nurls = ["{await node.start()}"]\npoll_interval_s = 0.1\n'
+        f'[beacon]\nurls = ["{await beacon.start()}"]\npoll_interval_s = 0.2\n'
+        f'[reports]\ngateways = ["{await gateway.start()}"]\npoll_interval_s = 0.2\n'
+        f'[contracts]\nlazy_oracles = ["0x{world.lazy_oracle.hex()}"]\n'
+    )
+    made = Everything(world, beacon, gateway, CommandLine.of(home), config)
+    try:
+        for account_id in sorted({one.account_id for one in world.registrations}):
+            (await made.run("account", "add", account_id)).ok()
+        for one in world.registrations:
+            queue = [] if one.queue is None else ["--queue", f"0x{one.queue.hex()}"]
+            vault = [one.account_id, one.vault_id, f"0x{one.address.hex()}"]
+            (await made.run("vault", "add", *vault, *queue, "--start-block", str(one.first_block))).ok()
+        yield made
+    finally:
+        await made.shell.kill_all()
+        await node.stop()
+        await beacon.stop()
+        await gateway.stop()
+
+
+async def test_six_event_types_and_their_replays(tmp_path: Path) -> None:
+    async with everything(tmp_path) as here:
+        with EmbeddedPostgres(tmp_path / "data" / "postgres") as address:
+            running = await here.shell.start("run", "--config", str(here.config))
+            await running.said('"started"')
+            async with asking(address, "vaultevents") as database:
+
+                async def stored() -> set[tuple[str, str]]:
+                    return {tuple(row) for row in await database.fetch("select account_id, id from events")}
+
+                give_up_at = time.monotonic() + 40
+                while await stored() != here.due() and time.monotonic() < give_up_at:
+                    assert (await stored()) <= here.due()
+                    await asyncio.sleep(0.2)
+                assert await stored() == here.due()
+                kinds = {name for name in EVENT_TYPES for _, event_id in await stored() if event_id.startswith(name)}
+                assert kinds == set(EVENT_TYPES)
+
+                ended = await running.end()
+                assert ended.code == 0
+                head = here.world.chain.finalized_number
+                replayed = (await here.run("replay", "--from-block", "0", "--to-block", str(head), "--json")).ok().json
+                assert replayed["derived"] == replayed["identical"] > 0
+                assert (replayed["inserted"], replayed["different"]) == (0, 0)
+
+                bodies = {tuple(row) for row in await database.fetch("select id, body from events")}
+                await database.execute("delete from events where event_type like 'validator_%'")
+                through = int(await database.fetchval("select position from cursors where stream = 'withdrawals'"))
+                again = await here.run("replay", "--from-epoch", "0", "--to-epoch", str(through), "--json")
+                assert again.ok().json["inserted"] > 0
+                assert again.json["different"] == 0
+                now = {tuple(row) for row in await database.fetch("select id, body from events")}
+                late = {body for body in bodies - now if b"validator_withdrawal" in body[1]}
+                assert not late, "all withdrawals are back, byte for byte"
+
+
+async def test_a_report_by_hand(tmp_path: Path) -> None:
+    async with everything(tmp_path) as here:
+        here.gateway.trouble = Trouble.MISSING
+        with EmbeddedPostgres(tmp_path / "data" / "postgres"):
+            running = await here.shell.start("run", "--config", str(here.config))
+            await running.said("report_waits", times=4, within_s=30)
+            await running.end()
+            listed = (await here.run("report", "show", "--json")).ok().json["reports"]
+            pending = [one for one in listed if one["state"] == "pending"]
+            assert len(pending) > 2
+            assert any("404" in str(one["problem"]) for one in pending)
+            assert (await here.run("status")).ok().stdout.count("wait for their files") == 1
+
+            file = tmp_path / "report.json"
+            file.write_bytes(here.world.report_files[pending[0]["cid"]])
+            resolved = (await here.run("report", "import", str(file), "--json")).ok().json["resolved"]
+            assert [one["cid"] for one in resolved] == [pending[0]["cid"]]
+            file.write_bytes(file.read_bytes() + b" ")
+            assert "not the file of any" in (await here.run("report", "import", str(file))).error
+
+            (await here.run("report", "give-up", pending[1]["cid"])).ok()
+            assert "is pending" in (await here.run("report", "give-up", pending[1]["cid"])).error
+
+            here.gateway.trouble = None
+            verified = (await here.run("report", "verify", pending[2]["cid"], "--json")).ok().json
+            assert verified["verified"] is True
+            shown = (await here.run("report", "show", pending[2]["timestamp"], "--json")).ok().json
+            assert all(vault["calldata"].startswith("0x4c11a509") for vault in shown["vaults"])
+
+
+async def test_a_stalled_stream_says_why(tmp_path: Path) -> None:
+    async with everything(tmp_path) as here:
+        with EmbeddedPostgres(tmp_path / "data" / "postgres"):
+            running = await here.shell.start("run", "--config", str(here.config))
+            while "validators" not in (await here.run("status")).ok().stdout:
+                await asyncio.sleep(0.2)
+            here.beacon.faults.rates[Fault.SYNCING] = 1.0
+            for _ in range(24):  # finality moves on, so discovery has to ask the node
+                here.world.step()
+            await running.said("discovery_waits", within_s=30)
+            give_up_at = time.monotonic() + 20
+            while "stalled" not in (said := (await here.run("status")).ok().stdout) and time.monotonic() < give_up_at:
+                await asyncio.sleep(0.2)
+            assert "syncing" in said
+            await running.end()
