@@ -288,10 +288,15 @@ async def _ask_locator(settings: Settings, chain: ExecutionChain) -> None:
         log.error("oracle_address_doubtful", problem=problem)
 
 
+def report_cache(settings: Settings) -> Path:
+    """Where verified files of reports are kept, so that a replay needs no network."""
+    return settings.directory / "reports"
+
+
 def open_files(settings: Settings) -> IpfsClient:
     """The files of reports: from the cache, or from a gateway that has them."""
     urls = [url.get_secret_value() for url in settings.reports.gateways]
-    return IpfsClient(urls, guard=Guard(url_rules(settings)), cache_dir=settings.directory / "reports")
+    return IpfsClient(urls, guard=Guard(url_rules(settings)), cache_dir=report_cache(settings))
 
 
 def head_policy(settings: Settings) -> HeadPolicy:

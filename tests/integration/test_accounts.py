@@ -317,3 +317,15 @@ async def test_the_registry_is_one_moment_while_others_register(any_database: Da
         assert len(found.vaults) == found.version - begin
         assert all(one.spans for one in found.vaults)
     await registering
+
+
+async def test_a_queue_cannot_go_undelivered_while_the_beacon_streams_are_behind(any_database: Database) -> None:
+    await account(any_database)
+    await live_at(any_database, 1_000)
+    await vault(any_database, first_block=400)
+    async with any_database.transaction() as connection:
+        await connection.execute("delete from cursors where kind = 'backfill'")
+    await open_stream(any_database, "withdrawals", 3, None)
+    await refused(
+        vault(any_database, queue="q1", first_block=400, deliver=False), "beacon chain are behind", any_database
+    )

@@ -125,7 +125,7 @@ class IpfsClient:
                 return content
         content = await self._gateways.ask(partial(self._from_gateway, cid, check))
         if cached is not None:
-            await asyncio.to_thread(_remember, cached, content)
+            await asyncio.to_thread(remember, cached, content)
         return content
 
     async def _from_gateway(self, cid: str, check: Check, gateway: _Gateway) -> bytes:
@@ -290,7 +290,7 @@ def _recall(path: Path, check: Check, most_bytes: int) -> bytes | None:
     return content
 
 
-def _remember(path: Path, content: bytes) -> None:
+def remember(path: Path, content: bytes) -> None:
     """Writes the file for its owner only, whole or not at all. A full disk costs the cache, not the file."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

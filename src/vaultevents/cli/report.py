@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
+from vaultevents.chain.ipfs import remember
 from vaultevents.cli.console import ConfigOption, JsonOption, complete, put_json, put_table, say, settings_of
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError, VaulteventsError
 from vaultevents.core.reports import MAX_FILE_BYTES, Report, ReportInvalid, read_report
 from vaultevents.core.units import checksum, eth_text, hex_text
-from vaultevents.daemon import open_files, open_store
+from vaultevents.daemon import open_files, open_store, report_cache
 from vaultevents.store import reports
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.reports import StoredReport
@@ -175,6 +176,7 @@ async def _import(settings: Settings, content: bytes) -> list[StoredReport]:
                 problems.append(problem)
                 continue
             await Resolver(Outbox(store.database), InHand(content), 1.0).resolve(one)
+            remember(report_cache(settings) / one.log.cid, content)  # a vault that is added later needs it again
             done.append(one)
     if not done:
         why = f" ({problems[0]})" if len(problems) == 1 else ""

@@ -11,7 +11,7 @@ from vaultevents.core.errors import InputError
 from vaultevents.core.registry import Registry, Vault, VaultSpan, check_id
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, checksum
-from vaultevents.store.cursors import backfill, lock_registry
+from vaultevents.store.cursors import EPOCH_STREAMS, backfill, lock_registry
 from vaultevents.store.pool import Connection, Database
 from vaultevents.store.reports import reopen_reports
 
@@ -216,13 +216,19 @@ async def _refuse_hushing(connection: Connection, vault: Vault) -> None:
     """Nor can a queue go undelivered where the vault's own events are still to be read and delivered."""
     begin = min(max(span.first, span.deliver_from) for span in vault.spans)
     pending = await connection.fetchrow(
-        "select position + 1 as first, stop from cursors where kind = 'backfill' and position < stop and stop >= $1",
+        "select position + 1 as first, stop from cursors"
+        " where stream = 'logs' and kind = 'backfill' and position < stop and stop >= $1",
         begin,
     )
     if pending is not None:
         raise InputError(
             f"a backfill still reads the blocks {pending['first']}..{pending['stop']} for vault '{vault.id}', and "
             "--no-deliver would silence all it finds there: wait until 'vaultevents status' no longer shows it"
+        )
+    if await connection.fetchval("select 1 from cursors where stream = any($1) limit 1", EPOCH_STREAMS):
+        raise InputError(
+            f"the streams of the beacon chain are behind the one of the logs, and --no-deliver would silence what they "
+            f"are about to find for vault '{vault.id}': add the queue without it"
         )
 
 

@@ -7,6 +7,9 @@ from collections.abc import Awaitable, Callable
 from vaultevents.core.spans import Span, subtract
 from vaultevents.store.pool import Connection, Database
 
+EPOCH_STREAMS = ("validators", "withdrawals")
+"""Streams whose positions are epochs; those of all others are blocks."""
+
 
 async def lock_registry(connection: Connection) -> None:
     """Waits until no commit of events is under way and keeps new ones out until this transaction ends (C9, D9)."""

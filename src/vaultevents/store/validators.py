@@ -10,11 +10,8 @@ from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import StreamStopped
 from vaultevents.core.units import Address, Hash32, Pubkey, ValidatorIndex, hex_text
 from vaultevents.core.validators import FAR_FUTURE_EPOCH, ValidatorRecord
-from vaultevents.store.cursors import backfill, lock_registry
+from vaultevents.store.cursors import EPOCH_STREAMS, backfill, lock_registry
 from vaultevents.store.pool import Connection, Database
-
-EPOCH_STREAMS = ("validators", "withdrawals")
-"""Streams whose positions are epochs."""
 
 
 @dataclass(frozen=True, slots=True)
