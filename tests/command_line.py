@@ -25,10 +25,10 @@ from vaultevents import config
 from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
 from vaultevents.core.webhooks import Webhook
-from vaultevents.daemon import open_store
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.receivers import Hook, Receivers
 from vaultevents.devnet.world import World
+from vaultevents.opening import open_store
 from vaultevents.store import webhooks
 from vaultevents.store.embedded import ServerAddress
 from worlds import register

@@ -33,13 +33,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "watch": {"root", "core", "telemetry", "chain", "store"},
     "dispatch": {"root", "core", "telemetry", "egress", "store"},
     "api": {"root", "core", "telemetry", "store"},
+    "opening": {"root", "core", "telemetry", "egress", "config", "chain", "store", "watch"},
     "daemon": {
         *("root", "core", "telemetry", "egress", "config", "chain", "store"),
-        *("watch", "dispatch", "api"),
+        *("watch", "dispatch", "api", "opening"),
     },
     "cli": {
         *("root", "core", "telemetry", "egress", "config", "chain", "store"),
-        *("watch", "dispatch", "api", "daemon", "devnet"),
+        *("watch", "dispatch", "api", "opening", "daemon", "devnet"),
     },
     "__main__": {"cli"},
 }

@@ -7,7 +7,7 @@ import traceback
 
 import typer
 
-from vaultevents.cli import demo, listen, operate, register, report
+from vaultevents.cli import demo, inspect, listen, operate, register, report
 from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable, VaulteventsError
 from vaultevents.telemetry import redact
 
@@ -21,6 +21,7 @@ app = typer.Typer(
     add_completion=False,
 )
 operate.add_to(app)
+inspect.add_to(app)
 demo.add_to(app)
 listen.add_to(app)
 app.add_typer(register.account, name="account")

@@ -28,13 +28,14 @@ from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
 from vaultevents.core.units import Address
 from vaultevents.core.webhooks import Webhook
-from vaultevents.daemon import Store, open_store, serve
+from vaultevents.daemon import serve
 from vaultevents.devnet.beaconapi import BeaconServer
 from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.gateway import Gateway
 from vaultevents.devnet.receivers import Hook, Receivers, Reply, per_event
 from vaultevents.devnet.world import World
+from vaultevents.opening import Store, open_store
 from vaultevents.store import accounts, cluster, webhooks
 from vaultevents.telemetry import configure_logging
 

@@ -1,4 +1,4 @@
-"""init, run, replay, check, status."""
+"""init, run, replay."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from pydantic import SecretStr
 
-from vaultevents.chain.endpoints import node_name
-from vaultevents.chain.execution import ExecutionChain
 from vaultevents.cli.console import (
     ConfigOption,
     JsonOption,
@@ -23,32 +20,21 @@ from vaultevents.cli.console import (
     complete,
     one_of,
     put_json,
-    put_table,
     say,
     settings_of,
     stopping,
 )
 from vaultevents.config import DEFAULT_FILE, NETWORKS, Settings, chosen_file
-from vaultevents.core.errors import ConfigError, InputError, OperatorError, SourceUnavailable, VaulteventsError
+from vaultevents.core.errors import ConfigError, InputError, OperatorError
 from vaultevents.core.spans import Span
-from vaultevents.core.units import Address, checksum
-from vaultevents.daemon import (
-    ROLES,
-    Role,
+from vaultevents.daemon import ROLES, Role, serve
+from vaultevents.opening import (
     Sources,
-    check_authority,
-    locator_problem,
-    open_beacon,
-    open_chain,
     open_sources,
     open_store,
-    serve,
     service_clock,
-    switched_off,
 )
-from vaultevents.store import status as overview
 from vaultevents.store.outbox import Committed, Outbox
-from vaultevents.store.pool import Database
 from vaultevents.store.reports import reports_in
 from vaultevents.store.validators import epoch_at
 from vaultevents.watch.streams import Stream
@@ -56,14 +42,11 @@ from vaultevents.watch.watcher import Advanced, run
 
 REPLAY_PATIENCE = 5
 SHOWN_IDS = 3
-HEAD_WITHIN_S = 5.0
 
 
 def add_to(app: typer.Typer) -> None:
     app.command("init")(init)
-    app.command("check")(check)
     app.command("run")(run_daemon)
-    app.command("status")(status)
     app.command("replay")(replay)
 
 
@@ -299,158 +282,3 @@ async def _span(stream: Stream, sources: Sources, wanted: Range) -> Span | None:
         ends = [(await sources.chain.header(block)).timestamp_s for block in (span.first, span.last)]
         span = Span(*(epoch_at(sources.time, seconds) for seconds in ends))
     return Span(span.first, min(span.last, head)) if span.first <= head else None
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that `check` tried: what it is in `detail`, or what to do about it."""
-
-    what: str
-    ok: bool
-    detail: str
-
-
-def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """See whether everything that is configured answers.
-
-    The database, each node, the contracts: are they there, and the right ones? Exit code 1 when something is wrong.
-    """
-    settings = settings_of(config)
-    findings = complete(_check(settings))
-    ok = all(one.ok for one in findings)
-    if as_json:
-        put_json({"ok": ok, "checks": [asdict(one) for one in findings]})
-    else:
-        for one in findings:
-            say(f"{'ok  ' if one.ok else 'FAIL'}  {one.what}: {one.detail}")
-    if not ok:
-        raise typer.Exit(1)
-
-
-async def _check(settings: Settings) -> list[Finding]:
-    findings: list[Finding] = []
-    if settings.delivery.ca_file is not None:
-        findings.append(_authority(settings))
-    try:
-        async with open_store(settings) as store:
-            facts = await overview.read(store.database)
-            findings.append(Finding("database", True, f"PostgreSQL {facts.server_version}, {facts.events} events"))
-            nodes = [await _node(settings, url, store.database) for url in settings.execution.urls or (None,)]
-            findings += nodes
-            if any(node.ok for node in nodes):
-                async with open_chain(settings, store.database) as chain:
-                    findings += [await _contract(chain, *named) for named in _contracts(settings)]
-                    if problem := await locator_problem(settings, chain):
-                        findings.append(Finding("contracts.lazy_oracles", False, problem))
-                findings += [await _beacon_node(settings, url, store.database) for url in settings.beacon.urls]
-            findings += [
-                Finding("off", True, f"{setting} is empty, so {', '.join(never)} will never come")
-                for setting, never in switched_off(settings).items()
-            ]
-    except VaulteventsError as problem:
-        findings.append(Finding("contracts" if len(findings) > 1 else "database", False, str(problem)))
-    return findings
-
-
-def _authority(settings: Settings) -> Finding:
-    try:
-        check_authority(settings)
-    except ConfigError as problem:
-        return Finding("delivery.ca_file", False, str(problem))
-    return Finding("delivery.ca_file", True, f"{settings.delivery.ca_file}")
-
-
-async def _node(settings: Settings, url: SecretStr | None, database: Database) -> Finding:
-    alone = settings.execution.model_copy(update={"urls": () if url is None else (url,)})
-    what = "node"
-    try:
-        if url is not None:
-            what = f"node {node_name(url.get_secret_value())}"
-        async with open_chain(settings.model_copy(update={"execution": alone}), database) as chain:
-            head = (await chain.head()).number
-        return Finding(what, True, f"chain {settings.chain_id}, its {settings.execution.head} block is {head}")
-    except SourceUnavailable as problem:
-        return Finding(what, False, problem.problem)
-    except VaulteventsError as problem:
-        return Finding(what, False, str(problem))
-
-
-async def _beacon_node(settings: Settings, url: SecretStr, database: Database) -> Finding:
-    alone = settings.model_copy(update={"beacon": settings.beacon.model_copy(update={"urls": (url,)})})
-    what = "beacon node"
-    try:
-        what = f"beacon node {node_name(url.get_secret_value())}"
-        async with open_beacon(alone, database, await service_clock(database)) as (beacon, _):
-            finality = await beacon.finality()
-        return Finding(what, True, f"its finalized epoch is {finality.epoch}")
-    except SourceUnavailable as problem:
-        return Finding(what, False, problem.problem)
-    except VaulteventsError as problem:
-        return Finding(what, False, str(problem))
-
-
-def _contracts(settings: Settings) -> list[tuple[str, Address]]:
-    contracts = settings.contracts
-    named = [
-        ("lido_locator", contracts.lido_locator),
-        *(("lazy_oracles", address) for address in contracts.lazy_oracles),
-        ("wrapper_factory", contracts.wrapper_factory),
-        ("core_withdrawal_queue", contracts.core_withdrawal_queue),
-    ]
-    return [(f"contracts.{name}", address) for name, address in named if address is not None]
-
-
-async def _contract(chain: ExecutionChain, name: str, address: Address) -> Finding:
-    if await chain.has_code(address):
-        return Finding(name, True, checksum(address))
-    return Finding(name, False, f"{checksum(address)} has no code on this chain: correct the address")
-
-
-def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Show how far the streams are and what is still to be delivered."""
-    settings = settings_of(config)
-    facts, head = complete(_status(settings))
-    number, problem = (head, None) if isinstance(head, int) else (None, head)
-    if as_json:
-        put_json({"network": settings.network, **facts.as_dict(), "head": number, "head_problem": problem})
-        return
-    say(f"network     {settings.network} (chain {settings.chain_id})")
-    say(f"head        {f'unknown: {problem}' if number is None else f'block {number} ({settings.execution.head})'}")
-    say(f"registered  {facts.accounts} accounts, {facts.vaults} vaults, {facts.webhooks} webhooks")
-    say(f"events      {facts.events}")
-    say(f"deliveries  {', '.join(f'{n} {state}' for state, n in sorted(facts.deliveries.items())) or 'none'}")
-    if facts.oldest_pending_s is not None:
-        say(f"            the oldest one that is not delivered yet has waited {facts.oldest_pending_s:.0f} s")
-    put_table(
-        ("stream", "kind", "position", "until", "behind", "moved"),
-        [
-            (c.stream, c.kind, c.position, c.stop, _behind(c, number), c.updated_at.isoformat(timespec="seconds"))
-            for c in facts.cursors
-        ],
-        "no stream has been read yet: start 'vaultevents run'",
-    )
-    for c in facts.cursors:
-        if c.problem is not None:
-            since = "" if c.problem_since is None else f" since {c.problem_since.isoformat(timespec='seconds')}"
-            say(f"stalled     {c.stream} ({c.kind}){since}: {c.problem}")
-    for setting, never in switched_off(settings).items():
-        say(f"off         {', '.join(never)}: {setting} is empty")
-    if facts.pending_reports:
-        say(f"reports     {facts.pending_reports} wait for their files: see 'vaultevents report show'")
-
-
-async def _status(settings: Settings) -> tuple[overview.Overview, int | str]:
-    async with open_store(settings) as store:
-        facts = await overview.read(store.database)
-        try:
-            async with asyncio.timeout(HEAD_WITHIN_S), open_chain(settings, store.database) as chain:
-                return facts, (await chain.head()).number
-        except TimeoutError:
-            return facts, f"no node has answered within {HEAD_WITHIN_S:g} s"
-        except VaulteventsError as problem:
-            return facts, str(problem)
-
-
-def _behind(cursor: overview.CursorFacts, head: int | None) -> int | None:
-    end = cursor.stop if cursor.stop is not None else head if cursor.stream in ("logs", "reports") else None
-    return None if end is None else max(0, end - cursor.position)

@@ -153,7 +153,7 @@ class Outbox:
 
     async def _move(self, connection: Connection, old: Cursor, new: Cursor) -> bool:
         moved = await connection.fetchval(
-            "update cursors set position = $4, anchor = $5, updated_at = db_now(), problem = null, problem_since = null"
+            "update cursors set position = $4, anchor = $5, updated_at = db_now()"
             " where id = $1 and position = $2 and anchor is not distinct from $3 returning id",
             old.id,
             old.position,

@@ -67,7 +67,7 @@ class Discovery:
 
     async def _tell(self, problem: str | None) -> None:
         """What keeps discovery keeps the stream that lives on its records."""
-        if problem == self._told:
+        if problem is None and self._told is None:
             return
         with contextlib.suppress(DatabaseUnavailable):
             live = await self._outbox.live("validators")

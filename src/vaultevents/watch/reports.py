@@ -87,8 +87,8 @@ class Resolver:
             committed = await self.resolve(report)
         except (SourceUnavailable, InputError) as error:  # the latter: what the chain calls a CID cannot be one
             after_s = WAITS_S[min(report.attempts, len(WAITS_S) - 1)]
-            log.warning("report_waits", cid=report.log.cid, timestamp=report.log.timestamp, problem=str(error))
             await postpone_report(self._outbox.database, report.id, str(error), after_s)
+            log.warning("report_waits", cid=report.log.cid, timestamp=report.log.timestamp, problem=str(error))
         else:
             log.info("report_resolved", cid=report.log.cid, timestamp=report.log.timestamp, told=committed.inserted)
 

@@ -115,6 +115,7 @@ async def run(
     When an upstream or the database fails it waits and tries again, up to `patience` times in a row (None: for ever).
     """
     failures, waits = 0, pauses()
+    await outbox.note_problem(cursor, None)  # an earlier process may have left its own there
     while True:
         try:
             outcome = await advance(source, outbox, cursor, step, deliver=deliver)
