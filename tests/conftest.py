@@ -1,11 +1,10 @@
-"""Rules that hold for every test, and the servers that many of them share."""
+"""The rule that holds for every test, and the servers that many of them share."""
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Literal
 from uuid import uuid4
 
 import pytest
@@ -20,18 +19,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     unmarked = [item.nodeid for item in items if not KINDS & {mark.name for mark in item.iter_markers()}]
     if unmarked:
         raise pytest.UsageError(f"mark these tests with one of {sorted(KINDS)}: {unmarked[:5]}")
-
-
-@pytest.fixture(autouse=True)
-def _no_sockets_in_unit_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.node.get_closest_marker("unit") is None:
-        return
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("a unit test opened a socket: move it to tests/integration")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket.socket, "bind", refuse)
 
 
 def _server(factory: pytest.TempPathFactory, worker: str, major: Literal["18", "16"]) -> Iterator[ServerAddress]:

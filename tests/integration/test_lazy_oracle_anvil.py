@@ -12,6 +12,11 @@ from eth_abi.abi import decode
 from eth_hash.auto import keccak
 
 import evm
+from vaultevents.chain.execution import ExecutionChain, HeadPolicy, Reverted
+from vaultevents.core.events import ReportUpdateAvailable
+from vaultevents.core.reports import ReportLog, observe, read_report
+from vaultevents.core.reverts import revert_reason
+from vaultevents.core.units import Address, BlockNumber, Hash32
 from vaultevents.devnet.acts import Publication, log_of
 from vaultevents.devnet.world import World
 
@@ -111,3 +116,40 @@ def test_a_superseded_report_is_refused(chain: evm.Chain, lazy_oracle: bytes) ->
             assert outcome(chain, lazy_oracle, calldata) == INVALID_PROOF
             refused += 1
     assert refused > 50
+
+
+async def test_the_calldata_of_our_events_is_accepted_and_reverts_with_a_reason_once_superseded(
+    chain: evm.Chain, lazy_oracle: bytes
+) -> None:
+    """What a webhook carries: made from the file and the log as the resolver does, called as `simulate` does."""
+    world = World(5, report_every=4)
+    world.history(60)
+    older, newer = [one for one in publications() if one.cid][:2]
+    oracle = Address(lazy_oracle)
+    async with ExecutionChain([chain.url], head=HeadPolicy()) as node:
+        publish(chain, lazy_oracle, older)
+        log = report_log(older, oracle)
+        report = read_report(world.report_files[older.cid], log)
+        seen = observe(report, log, report.vaults)
+        theirs = dict(older.calldata)
+        assert theirs.keys() <= {one.address for one in seen}
+        for one in seen:
+            assert isinstance(one.payload, ReportUpdateAvailable)
+            assert theirs.get(one.address, one.payload.calldata) == one.payload.calldata
+            assert await node.call(oracle, one.payload.calldata, chain.number()) == b""
+        first = seen[0].payload
+        assert isinstance(first, ReportUpdateAvailable)
+        tampered = first.calldata[:-1] + bytes([first.calldata[-1] ^ 1])
+        refused = await node.call(oracle, tampered, chain.number())
+        assert isinstance(refused, Reverted) and revert_reason(refused.data).startswith("InvalidProof")
+        chain.send(lazy_oracle, first.calldata)
+        again = await node.call(oracle, first.calldata, chain.number())
+        assert isinstance(again, Reverted) and revert_reason(again.data).startswith("VaultReportIsFreshEnough")
+        publish(chain, lazy_oracle, newer)
+        late = await node.call(oracle, seen[1].payload.calldata, chain.number())  # type: ignore[union-attr]
+        assert isinstance(late, Reverted) and "superseded" in revert_reason(late.data)
+
+
+def report_log(one: Publication, oracle: Address) -> ReportLog:
+    tx_hash = Hash32(bytes(32))
+    return ReportLog(one.timestamp_s, one.ref_slot, Hash32(one.root), one.cid, BlockNumber(1), 1000, tx_hash, 0, oracle)

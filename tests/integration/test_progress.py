@@ -19,7 +19,7 @@ from vaultevents.store.outbox import Committed, Cursor
 from vaultevents.telemetry import configure_logging
 from vaultevents.watch.watcher import Advanced
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 
 class Stream(io.StringIO):

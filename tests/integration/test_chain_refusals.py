@@ -6,7 +6,7 @@ import pytest
 
 from vaultevents.chain.refusals import RangeSize, Refusal, allowed_blocks, classify
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 SIZE_WORDS = [
     (-32005, "query returned more than 10000 results. Try with this block range [0xBDE5F8, 0xBDF9DF].", 5096),

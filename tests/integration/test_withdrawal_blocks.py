@@ -14,7 +14,7 @@ from vaultevents.core.errors import NodeFault, SourceUnavailable
 from vaultevents.core.units import Address, Hash32, ValidatorIndex, hex_text
 from vaultevents.core.withdrawals import Withdrawal, WithdrawalBlock
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 NODE = "http://node#1"
 VAULT = Address(b"\x01" * 20)

@@ -12,7 +12,7 @@ from vaultevents import config
 from vaultevents.core.errors import ConfigError
 from vaultevents.core.retries import SCHEDULE_S
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 SHIPPED = Path(__file__).resolve().parents[2] / "config"
 MINIMAL = 'network = "devnet"\nchain_id = 1337\n'

@@ -14,7 +14,7 @@ from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 NODE = "http://node#1"
 VAULT, QUEUE, FOREIGN = (Address(bytes([n]) * 20) for n in (1, 2, 3))

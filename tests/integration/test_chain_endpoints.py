@@ -10,7 +10,7 @@ import pytest
 from vaultevents.chain.endpoints import Counters, Endpoints, Passing, node_name, patiently, scrub
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, WrongNetwork
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 SECRET_URL = "https://user:hunter22@rpc.example.org:8443/v2/aBcDeF0123456789?key=s3cr3tKey&x=1"
 

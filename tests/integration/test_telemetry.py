@@ -16,7 +16,7 @@ import structlog
 
 from vaultevents.telemetry import configure_logging, redact
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 Form = Literal["auto", "text", "json"]
 

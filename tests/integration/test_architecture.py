@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 HOUSE = "vaultevents"
@@ -243,7 +243,7 @@ def test_every_test_module_has_a_known_marker() -> None:
     markers = {line.split(":")[0] for line in config["markers"]} - {"anvil"}  # a need, not a kind
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     sources = {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}
-    assert "tests/unit/test_architecture.py" in sources
+    assert "tests/integration/test_architecture.py" in sources
     assert unmarked(sources, markers) == []
 
 
