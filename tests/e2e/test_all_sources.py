@@ -154,3 +154,21 @@ async def test_a_stalled_stream_says_why(tmp_path: Path) -> None:
                 await asyncio.sleep(0.2)
             assert "syncing" in said
             await running.end()
+
+
+async def test_a_first_start_with_a_node_that_syncs_says_why_nothing_begins(tmp_path: Path) -> None:
+    async with everything(tmp_path) as here:
+        here.beacon.faults.rates[Fault.SYNCING] = 1.0
+        with EmbeddedPostgres(tmp_path / "data" / "postgres"):
+            running = await here.shell.start("run", "--config", str(here.config))
+            await running.said("discovery_waits", times=2, within_s=30)
+            said = (await here.run("status")).ok().stdout
+            assert "stalled     validators, withdrawals (not begun yet)" in said
+            assert "syncing" in said
+            here.beacon.faults.stop()
+            await running.said("validator_scan_done", within_s=30)
+            give_up_at = time.monotonic() + 20
+            while "stalled" in (await here.run("status")).ok().stdout and time.monotonic() < give_up_at:
+                await asyncio.sleep(0.2)
+            assert "stalled" not in (await here.run("status")).ok().stdout
+            await running.end()

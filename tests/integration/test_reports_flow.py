@@ -23,6 +23,7 @@ from vaultevents.store import cursors
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 from vaultevents.store.reports import due_reports, find_reports, give_up_report, reports_in
+from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.reports import ReportsSource, Resolver
 from worlds import Rows, add_accounts, add_vault, drive, read_to_head, register, rows
 
@@ -168,13 +169,18 @@ async def test_dead_gateways_lose_nothing_also_of_superseded_reports(database: D
         reading.gateway.trouble = trouble
         await reading.follow()
         assert await rows(database) == {}
+        logs = LogsSource(reading.source._chain)
+        await cursors.open_stream(database, "logs", 0, None)
+        await read_to_head(logs, reading.outbox, 25)
+        funded = await rows(database)
+        assert len(funded) > 10, "other streams do not wait"
         live = await reading.outbox.live("reports")
         assert live is not None and live.position == made.chain.finalized_number, "the stream itself goes on"
         for _ in range(10):
             made.step()
         await reading.follow()
-        assert await rows(database) == {}
+        assert await rows(database) == funded
         reading.gateway.trouble = None
         await shift_clock(database, 3600)  # an hour later all are due again
         await reading.follow()
-        assert await rows(database) == due(made)
+        assert await rows(database) == {**funded, **due(made)}

@@ -166,6 +166,8 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         if c.problem is not None:
             since = "" if c.problem_since is None else f" since {c.problem_since.isoformat(timespec='seconds')}"
             say(f"stalled     {c.stream} ({c.kind}){since}: {c.problem}")
+    if facts.discovery_problem is not None:
+        say(f"stalled     validators, withdrawals (not begun yet): {facts.discovery_problem}")
     for setting, never in switched_off(settings).items():
         say(f"off         {', '.join(never)}: {setting} is empty")
     if facts.pending_reports:

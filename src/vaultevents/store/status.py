@@ -34,6 +34,7 @@ class Overview:
     deliveries: dict[str, int]
     oldest_pending_s: float | None
     pending_reports: int
+    discovery_problem: str | None
     cursors: tuple[CursorFacts, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -51,7 +52,9 @@ async def read(database: Database) -> Overview:
             " (select count(*) from events) as events,"
             " (select extract(epoch from db_now() - min(created_at))::float8 from deliveries"
             "  where state = 'scheduled') as oldest_pending_s,"
-            " (select count(*) from reports where state = 'pending') as pending_reports"
+            " (select count(*) from reports where state = 'pending') as pending_reports,"
+            " (select problem from discovery where not exists"
+            "  (select 1 from cursors where stream = 'validators' and kind = 'live')) as discovery_problem"
         )
         cursors = await connection.fetch(
             "select stream, kind, first, position, stop, updated_at, problem, problem_since from cursors"

@@ -39,6 +39,12 @@ async def read_discovery(database: Database) -> DiscoveryState:
     return DiscoveryState(row["registry_size"], row["known_through"], row["scan_age"], vaults)
 
 
+async def note_discovery_problem(database: Database, problem: str | None) -> None:
+    """Keeps what keeps discovery, for `status`: at a first start there is no cursor yet that could say it."""
+    async with database.transaction() as connection:
+        await connection.execute("update discovery set problem = $1", problem)
+
+
 async def known(database: Database) -> list[ValidatorRecord]:
     """All records, by index."""
     async with database.transaction() as connection:

@@ -24,7 +24,14 @@ from vaultevents.core.validators import ValidatorRecord, vault_of
 from vaultevents.store.accounts import registry as load_registry
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
-from vaultevents.store.validators import DiscoveryState, known, read_discovery, record, set_span_times
+from vaultevents.store.validators import (
+    DiscoveryState,
+    known,
+    note_discovery_problem,
+    read_discovery,
+    record,
+    set_span_times,
+)
 from vaultevents.watch.watcher import pauses
 
 log = structlog.get_logger("discovery")
@@ -70,6 +77,7 @@ class Discovery:
         if problem is None and self._told is None:
             return
         with contextlib.suppress(DatabaseUnavailable):
+            await note_discovery_problem(self._database, problem)
             live = await self._outbox.live("validators")
             if live is not None:
                 await self._outbox.note_problem(live, problem)

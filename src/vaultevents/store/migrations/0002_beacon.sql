@@ -39,6 +39,7 @@ create table discovery (
     registry_size bigint not null default 0,                    -- validators of the whole network that were looked at
     known_through bigint,                                       -- null: never refreshed
     scanned_at timestamptz,
-    scanned_vaults bytea[] not null default '{}'
+    scanned_vaults bytea[] not null default '{}',
+    problem text                                                -- what keeps it, and with it the streams, for now
 );
 insert into discovery default values;
