@@ -11,7 +11,16 @@ import traceback
 import pytest
 
 from vaultevents.core.errors import ConfigError
-from vaultevents.core.sealing import MasterKey, SealBroken, Secret, keyed_hash, open_sealed, parse_master_key, seal
+from vaultevents.core.sealing import (
+    HashKey,
+    MasterKey,
+    SealBroken,
+    Secret,
+    keyed_hash,
+    open_sealed,
+    parse_master_key,
+    seal,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -94,9 +103,16 @@ def test_a_bad_master_key_is_refused_without_repeating_it(text: str) -> None:
 
 
 def test_keyed_hashes_depend_on_key_and_text() -> None:
-    assert keyed_hash(KEY, "a") == keyed_hash(MasterKey(RAW), "a")
-    assert len({keyed_hash(KEY, "a"), keyed_hash(KEY, "b"), keyed_hash(MasterKey(RAW[::-1]), "a")}) == 3
-    assert len(keyed_hash(KEY, "a")) == 32
+    key = HashKey(RAW)
+    assert keyed_hash(key, "a") == keyed_hash(HashKey(RAW), "a")
+    assert len({keyed_hash(key, "a"), keyed_hash(key, "b"), keyed_hash(HashKey(RAW[::-1]), "a")}) == 3
+    assert len(keyed_hash(key, "a")) == 32
+
+
+def test_a_hash_key_has_32_bytes_and_is_never_shown() -> None:
+    assert RAW.hex() not in repr(HashKey(RAW))
+    with pytest.raises(ValueError, match="32 bytes"):
+        HashKey(RAW[:16])
 
 
 def test_wrong_lengths_are_bugs() -> None:

@@ -1,6 +1,6 @@
 """Secrets at rest and in memory (decisions D2, A14): sealed with AES-256-GCM, hashed with a key, never printed.
 
-Keys for the two uses are derived from one master key (HKDF-SHA256), so that neither use can weaken the other.
+The sealing key and the id of a master key are both derived from it (HKDF-SHA256), so that neither reveals the other.
 """
 
 from __future__ import annotations
@@ -67,14 +67,13 @@ class Secret:
 class MasterKey:
     """The operator's key of 32 bytes. `id` names it in rows and reveals nothing of it."""
 
-    __slots__ = ("_cipher", "_hash_key", "id")
+    __slots__ = ("_cipher", "id")
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
             raise ValueError(f"a master key has {KEY_BYTES} bytes, got {len(key)}")
         self.id: Final = _derive(key, b"id").hex()[:16]
         self._cipher: Final = AESGCM(_derive(key, b"seal"))
-        self._hash_key: Final = _derive(key, b"keyed hash")
 
     def __repr__(self) -> str:
         return f"MasterKey(id={self.id})"
@@ -119,6 +118,20 @@ def open_sealed(key: MasterKey, blob: bytes, aad: str) -> Secret:
         ) from None
 
 
-def keyed_hash(key: MasterKey, text: str) -> bytes:
-    """HMAC-SHA256, 32 bytes: how API keys are stored (A14). Compare with `hmac.compare_digest`."""
-    return hmac.digest(key._hash_key, text.encode(), "sha256")
+class HashKey:
+    """The key under which API keys are hashed (A14): random, and itself sealed, so that it outlives a master key."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a hash key has {KEY_BYTES} bytes, got {len(key)}")
+        self._key: Final = key
+
+    def __repr__(self) -> str:
+        return "HashKey(***)"
+
+
+def keyed_hash(key: HashKey, text: str) -> bytes:
+    """HMAC-SHA256, 32 bytes: how API keys are stored, and what binds a page's cursor to its account."""
+    return hmac.digest(key._key, text.encode(), "sha256")

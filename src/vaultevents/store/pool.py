@@ -23,6 +23,7 @@ MIGRATION_LOCK = 0x7661756C74  # "vault"
 COMMAND_TIMEOUT_S = 30.0
 DELIVERIES_CHANNEL = "vaultevents_deliveries"
 
+_AS_ACCOUNT = "select set_config('role', 'vaultevents_api', true), set_config('vaultevents.account', $1, true)"
 _SCHEMA = re.compile(r"(?!pg_|information_schema$)[a-z_][a-z0-9_]{0,62}")
 _LOST = (
     OSError,
@@ -67,6 +68,16 @@ class Database:
                 raise
             self.lost.set()
             raise DatabaseUnavailable(f"lost the database: {reason(error)}") from error
+
+    @asynccontextmanager
+    async def of_account(self, account_id: str) -> AsyncIterator[Connection]:
+        """A transaction in the role of the API, which sees and changes the rows of one account only.
+
+        The second wall (reliability §4.5): its statements name the account all the same.
+        """
+        async with self.transaction() as connection:
+            await connection.execute(_AS_ACCOUNT, account_id)
+            yield connection
 
     async def now(self) -> datetime:
         """The database's time, which decides schedules and leases (D15)."""
@@ -141,7 +152,8 @@ async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents
     except asyncpg.InsufficientPrivilegeError as error:
         raise DatabaseUnusable(
             f"the database user may not do what a migration needs ({reason(error)}): "
-            f"grant it CREATE on the database, or make the schema '{schema}' and give it to this user"
+            f"grant it CREATE on the database and CREATEROLE, or make the schema '{schema}' for this user and the role "
+            "vaultevents_api, granted to this user"
         ) from error
     except _LOST as error:
         raise DatabaseUnavailable(
