@@ -4,11 +4,13 @@
     ├── OperatorError            a person must mend it; its text is one sentence that says what to do; exit code 1
     │   ├── ConfigError            a setting
     │   ├── InputError             an argument, an address, an id, a URL
+    │   │   └── JsonMalformed        bytes that are not JSON, or can be read in two ways (core/jsonbody.py)
     │   ├── DatabaseUnusable       of a newer or altered schema, too old, wrong key
     │   ├── SealBroken             a sealed secret does not open (core/sealing.py)
     │   ├── WrongNetwork           a node of another chain than the one this database is pinned to (E10)
     │   └── StreamStopped          a stream that must not go on by itself (C8)
     │       └── UndecodableLog       a log of a watched address that is not of the known form
+    ├── TokenRejected            a request's token that does not authenticate it (core/tokens.py)
     ├── ReportInvalid            bytes that are not the file of a report (core/reports.py)
     ├── EgressRefused            a URL or address that may not be dialled (egress.py)
     ├── DatabaseUnavailable      lost or busy: start the transaction over from its reads
