@@ -58,8 +58,9 @@ async def serve(
     head_policy(settings)
     check_authority(settings)
     async with open_store(settings) as store, asyncio.TaskGroup() as group:
+        keepers = [group.create_task(_keep_server(store))]  # first: every later step may find the server gone
         clock = await service_clock(store.database)
-        keepers = [group.create_task(_keep_server(store)), group.create_task(_keep_time(store.database, clock))]
+        keepers.append(group.create_task(_keep_time(store.database, clock)))
         watching = group.create_task(_watch(settings, store, clock, on_advance)) if "watch" in only else None
         dispatching = group.create_task(_dispatch(settings, store, clock, stop)) if "dispatch" in only else None
         if watching is not None:
@@ -78,8 +79,8 @@ async def serve(
 
 async def _watch(settings: Settings, store: Store, clock: ServiceClock, on_advance: Callable[[Advanced], None]) -> None:
     async with AsyncExitStack() as stack:
-        sources = open_sources(settings, store.database, clock)
-        opened = await while_lost(lambda: stack.enter_async_context(sources))
+        # a new context for each try: one can be entered only once
+        opened = await while_lost(lambda: stack.enter_async_context(open_sources(settings, store.database, clock)))
         if opened.resolver is not None:
             await _ask_locator(settings, opened.chain)
         outbox = Outbox(store.database)

@@ -69,12 +69,19 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
             stack.push_async_callback(asyncio.to_thread, embedded.leave)
             database = await while_lost(partial(_open_embedded, embedded, settings.database_schema))
         stack.push_async_callback(database.close)
-        yield Store(database, _master_key(settings, await while_lost(partial(sealed_key_ids, database))), embedded)
+        in_use = await while_lost(partial(_key_ids_in_use, database, embedded))
+        yield Store(database, _master_key(settings, in_use), embedded)
 
 
 async def _open_embedded(embedded: EmbeddedPostgres, schema: str) -> Database:
     address = await asyncio.to_thread(embedded.join)
     return await open_database(address.connect_kwargs(), schema=schema)
+
+
+async def _key_ids_in_use(database: Database, embedded: EmbeddedPostgres | None) -> set[str]:
+    if embedded is not None:
+        await asyncio.to_thread(embedded.join)  # nobody else brings it back while a start waits for it
+    return await sealed_key_ids(database)
 
 
 def _master_key(settings: Settings, in_use: Collection[str]) -> MasterKey:

@@ -24,8 +24,9 @@ from embedded_user import (
     supervisor,
     supervisors_of,
 )
-from vaultevents.store import cluster
-from vaultevents.store.embedded import EmbeddedPostgres
+from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
+from vaultevents.store import cluster, embedded
+from vaultevents.store.embedded import EmbeddedPostgres, find_install
 
 pytestmark = pytest.mark.fault
 
@@ -47,6 +48,65 @@ async def commit_and_open_another(dsn: str) -> asyncpg.Connection:
     await connection.execute("begin")
     await connection.execute("insert into rows values (2)")
     return connection
+
+
+def install_that_first(act: str, times: int, place: Path) -> Path:
+    """PostgreSQL 18, but `postgres` does `act` instead of its work the first `times` that it is run by us."""
+    real, stand_in = find_install("18"), place / "install" / "bin" / "postgres"
+    stand_in.parent.mkdir(parents=True)
+    stand_in.write_text(
+        f"#!/bin/sh\necho >> {place}/runs\n"
+        f'if [ "$(wc -l < {place}/runs)" -le {times} ]; then {act}; exit 1; fi\nexec {real}/bin/postgres "$@"\n'
+    )
+    stand_in.chmod(0o755)
+    (stand_in.parent / "initdb").symlink_to(real / "bin" / "initdb")
+    return stand_in.parents[1]
+
+
+@pytest.mark.parametrize(
+    "act", ["kill -9 $$", "echo 'LOG:  startup process (PID 7) was terminated by signal 9: Killed' >&2"]
+)
+@pytest.mark.parametrize("made", [True, False])
+async def test_a_server_killed_while_it_starts_is_started_again(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str, made: bool
+) -> None:
+    if made:
+        with EmbeddedPostgres(directory):
+            pass
+        seconds_until(lambda: is_gone(directory), within_s=3)
+    install = install_that_first(act, 3, tmp_path)
+    monkeypatch.setattr(embedded, "find_install", lambda _: install)
+    with EmbeddedPostgres(directory) as address:
+        assert await ask(address.dsn, "select 1") == 1
+
+
+def test_a_server_that_is_killed_again_and_again_is_given_up(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedPostgres(directory):
+        pass
+    seconds_until(lambda: is_gone(directory), within_s=3)
+    install = install_that_first("kill -9 $$", 1000, tmp_path)
+    monkeypatch.setattr(embedded, "find_install", lambda _: install)
+    with pytest.raises(DatabaseUnusable, match="was killed each time it started"):
+        EmbeddedPostgres(directory).join()
+
+
+@linux
+async def test_a_supervisor_killed_while_its_server_starts_is_no_reason_to_give_up(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = install_that_first(f"touch {tmp_path}/waits; exec sleep 60", 1, tmp_path)
+    monkeypatch.setattr(embedded, "find_install", lambda _: install)
+    user = EmbeddedPostgres(directory)
+    joining = asyncio.create_task(asyncio.to_thread(user.join))
+    while not (tmp_path / "waits").exists():
+        await asyncio.sleep(0.01)
+    kill(*supervisors_of(directory))
+    with pytest.raises(DatabaseUnavailable, match="did not become ready"):
+        await joining
+    with user as address:
+        assert await ask(address.dsn, "select 1") == 1
 
 
 @pytest.mark.parametrize("victim", ["postmaster", "supervisor", "both"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pkgutil
 import random
 import secrets
 import signal
@@ -14,16 +15,18 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 import pytest
 
+from embedded_user import is_gone, kill, postmaster, seconds_until, supervisor
 from vaultevents import config
 from vaultevents.config import Settings
 from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
 from vaultevents.core.webhooks import Webhook
+from vaultevents.daemon import serve
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.receivers import Hook, Receivers
 from vaultevents.devnet.world import World
@@ -65,15 +68,12 @@ async def disturbed_run(
             if victim == "postgres":
                 await kill_postgres(settings.directory / "postgres")
                 continue
-            if daemon.returncode is None:  # a server killed during a start may end it with exit code 1 (decision 0010)
-                daemon.kill()
-            assert await daemon.wait() in (-9, 1)
+            assert daemon.returncode is None, "the daemon ended by itself"
+            daemon.kill()
+            assert await daemon.wait() == -9
             began_at = (path.parent / "daemon.log").stat().st_size
             daemon = await start(command, path)
         await mining
-        if daemon.returncode is not None:
-            began_at = (path.parent / "daemon.log").stat().st_size
-            daemon = await start(command, path)
         await quiet(world, hooks)
         await is_up(path.parent / "daemon.log", began_at)
         daemon.terminate()
@@ -171,6 +171,22 @@ def wanted(world: World, hook: Hook) -> set[str]:
     return {event_id for account_id, event_id in world.expected() if hook.url.endswith(f"/{account_id}")}
 
 
+def kill_all_before(step: str, directory: Path, patch: pytest.MonkeyPatch) -> asyncio.Event:
+    """The next time that `step` is taken, no process of the server is left, and nobody to start it again: set then."""
+    real, killed = pkgutil.resolve_name(step), asyncio.Event()
+
+    async def killed_before(*arguments: Any, **named: Any) -> Any:
+        if not killed.is_set():
+            server, keeper = postmaster(directory), supervisor(directory)
+            kill(keeper, server, *server.children())
+            seconds_until(lambda: is_gone(directory), within_s=5)
+            killed.set()
+        return await real(*arguments, **named)
+
+    patch.setattr(step.replace(":", "."), killed_before)
+    return killed
+
+
 async def undisturbed_run(database: Database, world: World) -> Rows:
     await register(database, world)
     async with reading(ExecutionServer(world.chain)) as source:
@@ -200,3 +216,26 @@ async def test_a_daemon_that_commits_its_cursor_first_is_caught(tmp_path: Path) 
     world.history(20, 40)
     ending = await disturbed_run(tmp_path, world, 500, ["daemon"] * 6, BROKEN_DAEMON, seed=6)
     assert ending.lost(world) > 0
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "vaultevents.opening:open_database",
+        "vaultevents.opening:sealed_key_ids",
+        "vaultevents.store.pool:Database.now",
+        "vaultevents.opening:pinned",
+        "vaultevents.opening:pin",
+        "vaultevents.watch.streams:open_stream",
+    ],
+)
+async def test_a_server_that_dies_at_any_step_of_a_start_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    world = World(23, events_per_block=2)
+    world.history(20, 40)
+    stop = asyncio.Event()
+    async with playground(tmp_path, world) as (settings, _, _), asyncio.timeout(30):
+        killed = kill_all_before(step, settings.directory / "postgres", monkeypatch)
+        await serve(settings, stop, on_advance=lambda _: stop.set())
+    assert killed.is_set(), "the step was never taken"

@@ -25,7 +25,7 @@ from typing import Literal, TypedDict
 from urllib.parse import quote
 
 import vaultevents
-from vaultevents.core.errors import DatabaseUnusable
+from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
 from vaultevents.store import cluster
 
 JOIN_WITHIN_S = 180.0  # above the supervisor's own limits, whose failures say more
@@ -93,7 +93,8 @@ class EmbeddedPostgres:
         """Claim the server, make or start it if need be, and return its address once it accepts sessions.
 
         Call it again whenever a connection is lost: it is cheap while the server runs, and starts it where it does
-        not. A join that fails holds no claim. Raises DatabaseUnusable with a sentence that says what to do.
+        not. A join that fails holds no claim. Raises DatabaseUnusable with a sentence that says what to do, and
+        DatabaseUnavailable when the supervisor was killed before it could: another join may do.
         """
         with self._mutex, _explained(self._directory):
             directory = _prepared(self._directory)
@@ -131,7 +132,7 @@ class EmbeddedPostgres:
             if self._claim is None:
                 time.sleep(0.01)
             if time.monotonic() > give_up_at:
-                raise _too_late(directory)
+                raise DatabaseUnusable(_not_ready(directory))
 
     def _drop_claim(self) -> None:
         if self._claim is not None:
@@ -225,7 +226,8 @@ def _launch_supervisor(directory: Path, install: Path, durable: bool, give_up_at
     if word == "failed":
         raise DatabaseUnusable(reason)
     if word not in ("ready", "taken"):
-        raise _too_late(directory)
+        kind = DatabaseUnusable if time.monotonic() > give_up_at else DatabaseUnavailable
+        raise kind(_not_ready(directory))
 
 
 def _read_line(descriptor: int, give_up_at: float) -> str:
@@ -241,8 +243,8 @@ def _read_line(descriptor: int, give_up_at: float) -> str:
     return line.decode(errors="replace").strip()
 
 
-def _too_late(directory: Path) -> DatabaseUnusable:
+def _not_ready(directory: Path) -> str:
     log = cluster.log_file(directory)
     lines = log.read_text(errors="replace").split("\n") if log.exists() else []
     last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
-    return DatabaseUnusable(f"the embedded PostgreSQL in {directory} did not become ready ({last}): see {log}")
+    return f"the embedded PostgreSQL in {directory} did not become ready ({last}): see {log}"

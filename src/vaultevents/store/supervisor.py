@@ -4,7 +4,8 @@
        └ holds users.lock   └ holds supervisor.lock  └───── all hold server.lock ─────┘
 
 - postgres dies: it is started again. What is left of the old one is waited for by server.lock, which its backends
-  inherit; only then is a stale postmaster.pid removed (its pid may by now be another process's).
+  inherit; only then is a stale postmaster.pid removed (its pid may by now be another process's). One that does not
+  start is given up at once, unless it was killed.
 - The supervisor dies, by `kill -9` too: the kernel interrupts postgres, which shuts down; the next join() starts anew.
 - The users die, by `kill -9` too: users.lock can be had, and after a short grace the server stops. The supervisor then
   keeps users.lock until it has ended, so that a process which joins at that moment waits and starts the next one.
@@ -35,6 +36,7 @@ READY_WITHIN_S = 120.0  # recovery after a crash replays up to max_wal_size
 STOP_WITHIN_S = 30.0
 PREDECESSOR_GONE_WITHIN_S = 60.0
 LOG_BYTES_MAX = 4 * 1024 * 1024
+KILLS_MAX = 10  # of one start: who kills that often means it
 
 _SETTINGS = {
     "listen_addresses": "",
@@ -50,6 +52,10 @@ _SETTINGS = {
 }
 _DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+
+
+class Killed(DatabaseUnusable):
+    """postgres was killed with -9 before it was ready: by a person, or by a kernel without memory."""
 
 
 class Plan(NamedTuple):
@@ -109,6 +115,14 @@ def _supervise(directory: Path, install: Path, durable: bool) -> None:
 
 
 def _start(plan: Plan) -> subprocess.Popen[bytes]:
+    """A server that accepts sessions; one that is killed before that is no reason to give up."""
+    for _ in range(KILLS_MAX):
+        with contextlib.suppress(Killed):
+            return _start_once(plan)
+    return _start_once(plan)
+
+
+def _start_once(plan: Plan) -> subprocess.Popen[bytes]:
     """Make the cluster if there is none, start postgres on it, and wait until it accepts sessions."""
     lock = _wait_for_predecessor(plan.directory)
     try:
@@ -207,7 +221,7 @@ def _run(plan: Plan, data: Path, lock: int, tool: str, options: list[str], text:
     )
     said = done.stdout + done.stderr
     if done.returncode != 0 or "ERROR:" in said:
-        raise _failure(plan.directory, "an empty database could not be made", said)
+        raise _failure(plan.directory, "an empty database could not be made", said, done.returncode)
 
 
 def _spawn(plan: Plan, data: Path, lock: int) -> subprocess.Popen[bytes]:
@@ -234,11 +248,12 @@ def _wait_until_ready(plan: Plan, server: subprocess.Popen[bytes], log_begin: in
         seen = cluster.read_postmaster(plan.directory)
         if seen is not None and seen.pid == server.pid and seen.ready:
             return
-        late = time.monotonic() > give_up_at
-        if late or server.poll() is not None:
+        code = server.poll()
+        if code is not None or time.monotonic() > give_up_at:
             _stop(server)
             said = _log_since(cluster.log_file(plan.directory), log_begin)
-            raise _failure(plan.directory, "did not become ready in time" if late else "does not start", said)
+            problem = "did not become ready in time" if code is None else "does not start"
+            raise _failure(plan.directory, problem, said, code)
         time.sleep(0.005)
 
 
@@ -252,8 +267,16 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
             server.wait(STOP_WITHIN_S)
 
 
-def _failure(directory: Path, problem: str, said: str) -> DatabaseUnusable:
-    """The sentence for what PostgreSQL said: the last line that names an error, else the last line."""
+def _failure(directory: Path, problem: str, said: str, code: int | None) -> DatabaseUnusable:
+    """The sentence for what PostgreSQL said: the last line that names an error, else the last line.
+
+    `code` is what it ended with by itself; what it says of a process of its own that was killed counts as well.
+    """
+    if code == -signal.SIGKILL or (code and "was terminated by signal 9" in said):
+        return Killed(
+            f"the embedded PostgreSQL in {directory} was killed each time it started: find out who does that (the "
+            f"system does when memory runs out; more in {cluster.log_file(directory)}) and start again"
+        )
     if "No space left on device" in said or "Check free disk space" in said:  # the latter for a write cut short
         return cluster.no_space(directory)
     lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it said nothing"]
