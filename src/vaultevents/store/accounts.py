@@ -50,7 +50,31 @@ async def accounts(database: Database) -> list[Account]:
 
 async def require_account(connection: Connection, account_id: str) -> None:
     if not await connection.fetchval("select 1 from accounts where id = $1", account_id):
-        raise InputError(f"there is no account '{account_id}': add it with 'vaultevents account add {account_id}'")
+        raise _no_account(account_id)
+
+
+def _no_account(account_id: str) -> InputError:
+    return InputError(f"there is no account '{account_id}': add it with 'vaultevents account add {account_id}'")
+
+
+async def account_facts(connection: Connection, account_id: str) -> tuple[Account, bool]:
+    """An account, and whether it has a second factor. Raises `InputError` when there is none."""
+    row = await connection.fetchrow(
+        "select *, exists (select from mfa_factors f where f.account_id = a.id) as enrolled from accounts a"
+        " where id = $1",
+        account_id,
+    )
+    if row is None:
+        raise _no_account(account_id)
+    return Account(row["id"], row["name"], row["created_at"]), row["enrolled"]
+
+
+async def vaults_of(connection: Connection, account_id: str) -> list[Vault]:
+    """The vaults of an account that are registered now, in the order in which Python compares their ids."""
+    found = await _vaults(connection, account_id)
+    # a vault without a span was registered between the two queries
+    present = [vault for vault in found if vault.spans and vault.spans[-1].last is None]
+    return sorted(present, key=lambda vault: vault.id)
 
 
 async def load_registry(connection: Connection) -> Registry:

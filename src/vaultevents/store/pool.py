@@ -17,13 +17,15 @@ import asyncpg
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable, InputError
 
 Connection: TypeAlias = asyncpg.Connection
+Record: TypeAlias = asyncpg.Record
 
 MINIMUM_MAJOR = 15
 MIGRATION_LOCK = 0x7661756C74  # "vault"
 COMMAND_TIMEOUT_S = 30.0
+API_ROLE = "vaultevents_api"  # made by a migration
 DELIVERIES_CHANNEL = "vaultevents_deliveries"
 
-_AS_ACCOUNT = "select set_config('role', 'vaultevents_api', true), set_config('vaultevents.account', $1, true)"
+_AS_ACCOUNT = "select set_config('vaultevents.account', $1, $2)"  # $2: only for this transaction
 _SCHEMA = re.compile(r"(?!pg_|information_schema$)[a-z_][a-z0-9_]{0,62}")
 _LOST = (
     OSError,
@@ -39,10 +41,17 @@ _LOST = (
 
 
 class Database:
-    """A pool on one schema. Every use goes through `transaction()`, which tells a loss from a surprise."""
+    """Two pools on one schema: the service's own, and one whose connections have the role of the API.
 
-    def __init__(self, pool: asyncpg.Pool, target: Mapping[str, Any]) -> None:
+    Every use tells a loss from a surprise: `DatabaseUnavailable` when the server is gone, full or asks to try again.
+    """
+
+    def __init__(
+        self, pool: asyncpg.Pool, api_pool: asyncpg.Pool, seen_by: dict[int, str], target: Mapping[str, Any]
+    ) -> None:
         self._pool = pool
+        self._api_pool = api_pool
+        self._seen_by = seen_by  # the account that each session of the API's pool sees outside of transactions
         self._target = target
         self.lost = asyncio.Event()
         """Set when a connection was lost: whoever looks after the server may want to know."""
@@ -51,15 +60,40 @@ class Database:
     async def transaction(self) -> AsyncIterator[Connection]:
         """One read-committed transaction.
 
-        Raises `DatabaseUnavailable` when the server is gone, full or asks to try again; whether the commit took
-        place is then unknown, so the caller starts over from its reads (reliability I28).
+        Whether the commit took place is unknown after `DatabaseUnavailable`, so the caller starts over from its reads
+        (reliability I28).
         """
+        async with self._connection(self._pool) as connection, connection.transaction():
+            yield connection
+
+    @asynccontextmanager
+    async def of_account(self, account_id: str) -> AsyncIterator[Connection]:
+        """A transaction in the role of the API, which sees and changes the rows of one account only.
+
+        The second wall (reliability §4.5): its statements name the account all the same.
+        """
+        async with self._connection(self._api_pool) as connection, connection.transaction():
+            await connection.execute(_AS_ACCOUNT, account_id, True)
+            yield connection
+
+    @asynccontextmanager
+    async def reading(self, account_id: str) -> AsyncIterator[Connection]:
+        """`of_account` for a request that changes nothing: each of its statements is a transaction of its own."""
+        async with self._connection(self._api_pool) as connection:
+            session = connection.get_server_pid()
+            if self._seen_by.get(session) != account_id:
+                self._seen_by.pop(session, None)  # whatever becomes of the next statement
+                await connection.execute(_AS_ACCOUNT, account_id, False)
+                self._seen_by[session] = account_id
+            yield connection
+
+    @asynccontextmanager
+    async def _connection(self, pool: asyncpg.Pool) -> AsyncIterator[Connection]:
         misuse = False
         try:
-            async with self._pool.acquire(timeout=COMMAND_TIMEOUT_S) as connection:
+            async with pool.acquire() as connection:  # others give theirs back within COMMAND_TIMEOUT_S
                 try:
-                    async with connection.transaction():
-                        yield connection
+                    yield connection
                 except asyncpg.InterfaceError:
                     misuse = not connection.is_closed()  # cannot be asked once the connection is back in the pool
                     raise
@@ -68,16 +102,6 @@ class Database:
                 raise
             self.lost.set()
             raise DatabaseUnavailable(f"lost the database: {reason(error)}") from error
-
-    @asynccontextmanager
-    async def of_account(self, account_id: str) -> AsyncIterator[Connection]:
-        """A transaction in the role of the API, which sees and changes the rows of one account only.
-
-        The second wall (reliability §4.5): its statements name the account all the same.
-        """
-        async with self.transaction() as connection:
-            await connection.execute(_AS_ACCOUNT, account_id)
-            yield connection
 
     async def now(self) -> datetime:
         """The database's time, which decides schedules and leases (D15)."""
@@ -107,10 +131,11 @@ class Database:
         raise DatabaseUnavailable("lost the database: the listening connection ended")
 
     async def close(self) -> None:
-        try:
-            await asyncio.wait_for(self._pool.close(), 10)
-        except _LOST:
-            self._pool.terminate()
+        for pool in (self._pool, self._api_pool):
+            try:
+                await asyncio.wait_for(pool.close(), 10)
+            except _LOST:
+                pool.terminate()
 
 
 def reason(error: BaseException) -> str:
@@ -131,6 +156,7 @@ async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents
         )
     full = {
         **target,
+        "timeout": COMMAND_TIMEOUT_S,
         "command_timeout": COMMAND_TIMEOUT_S,
         "server_settings": {"search_path": schema, "application_name": "vaultevents", "timezone": "UTC"},
     }
@@ -140,7 +166,15 @@ async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents
             await migrate(connection, schema)
         finally:
             await connection.close()
-        pool = await asyncpg.create_pool(**full, min_size=0, max_size=pool_size)  # it would log its own retries
+        as_api = {**full, "server_settings": {**full["server_settings"], "role": API_ROLE}}
+        # min_size: it would log its own retries
+        pool = await asyncpg.create_pool(**full, min_size=0, max_size=pool_size, reset=_leave)
+        seen_by: dict[int, str] = {}
+
+        async def sees_nobody(connection: Connection) -> None:
+            seen_by.pop(connection.get_server_pid(), None)
+
+        api_pool = await asyncpg.create_pool(**as_api, min_size=0, max_size=pool_size, reset=_leave, init=sees_nobody)
     except (asyncpg.ClientConfigurationError, ValueError, OverflowError):
         # no reason: the parser's texts quote what they stumble over, which may be the end of a password
         raise DatabaseUnusable(
@@ -159,7 +193,11 @@ async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents
         raise DatabaseUnavailable(
             f"cannot reach the database ({reason(error)}): start it, or mend database_url"
         ) from error
-    return Database(pool, full)
+    return Database(pool, api_pool, seen_by, full)
+
+
+async def _leave(_: Connection) -> None:
+    """Nothing to reset, and no round trip for it: every use of a connection is a transaction or sets what it needs."""
 
 
 @dataclass(frozen=True, slots=True)

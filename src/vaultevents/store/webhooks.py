@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
-from vaultevents.core.errors import InputError
+from vaultevents.core.errors import InputError, VaulteventsError
 from vaultevents.core.sealing import MasterKey, Secret, seal
 from vaultevents.core.webhooks import Webhook
 from vaultevents.store.accounts import require_account
 from vaultevents.store.cursors import lock_registry
-from vaultevents.store.pool import Connection, Database
+from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
+
+IN_FLIGHT_S: Final = 60.0
+"""An attempt is over by then, or its process is dead: parking forgets when a lease ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,19 @@ class StoredWebhook:
     webhook: Webhook
     created_at: datetime
     disabled_reason: str | None
+    parked_until: datetime | None
+
+
+class WebhookUnknown(VaulteventsError):
+    """The account has no webhook of this id: foreign, deleted and invented ones are told alike."""
+
+
+class VaultsUnknown(VaulteventsError):
+    """A filter names vaults that the account has not registered now."""
+
+    def __init__(self, vault_ids: Collection[str]) -> None:
+        super().__init__(f"there is no vault {', '.join(map(repr, vault_ids))} that is registered now")
+        self.vault_ids = frozenset(vault_ids)
 
 
 async def active_webhooks(connection: Connection, account_ids: Iterable[str]) -> list[Webhook]:
@@ -34,28 +51,40 @@ async def active_webhooks(connection: Connection, account_ids: Iterable[str]) ->
 
 
 async def create_webhook(database: Database, webhook: Webhook, secret: Secret, key: MasterKey, nonce: bytes) -> None:
-    """Stores a checked webhook with its sealed secret. Raises `InputError` for an unknown account or vault (A3)."""
+    """Stores an operator's checked webhook with its sealed secret. Raises `InputError` (A3)."""
     async with database.transaction() as connection:
         await lock_registry(connection)
         await require_account(connection, webhook.account_id)
-        await _require_vaults(connection, webhook)
-        await connection.execute(
-            "insert into webhooks (id, account_id, url, event_types, vault_ids, active)"
-            " values ($1, $2, $3, $4, $5, $6)",
-            webhook.id,
-            webhook.account_id,
-            webhook.url,
-            webhook.event_types,
-            webhook.vault_ids,
-            webhook.active,
-        )
-        await connection.execute(
-            "insert into webhook_secrets (webhook_id, key_id, sealed) values ($1, $2, $3)",
-            webhook.id,
-            key.id,
-            seal(key, secret, webhook.id, nonce),
-        )
-        await _record_revision(connection, webhook.id)
+        try:
+            await require_vaults(connection, webhook.account_id, webhook.vault_ids)
+        except VaultsUnknown as unknown:
+            named = ", ".join(map(repr, sorted(unknown.vault_ids)))
+            raise InputError(f"account '{webhook.account_id}' has no vault {named} that is registered now") from None
+        await insert_webhook(connection, webhook, secret, key, nonce)
+
+
+async def insert_webhook(
+    connection: Connection, webhook: Webhook, secret: Secret, key: MasterKey, nonce: bytes
+) -> StoredWebhook:
+    """Stores a webhook with its sealed secret. The registry must be locked."""
+    row = await connection.fetchrow(
+        "insert into webhooks (id, account_id, url, event_types, vault_ids, active)"
+        " values ($1, $2, $3, $4, $5, $6) returning *",
+        webhook.id,
+        webhook.account_id,
+        webhook.url,
+        webhook.event_types,
+        webhook.vault_ids,
+        webhook.active,
+    )
+    await connection.execute(
+        "insert into webhook_secrets (webhook_id, key_id, sealed) values ($1, $2, $3)",
+        webhook.id,
+        key.id,
+        seal(key, secret, webhook.id, nonce),
+    )
+    await record_revision(connection, webhook.id)
+    return stored_webhook(row)
 
 
 async def list_webhooks(database: Database, account_id: str) -> list[StoredWebhook]:
@@ -66,30 +95,41 @@ async def list_webhooks(database: Database, account_id: str) -> list[StoredWebho
             "select * from webhooks where account_id = $1 and deleted_at is null order by created_at desc, id",
             account_id,
         )
-    return [StoredWebhook(_webhook(row), row["created_at"], row["disabled_reason"]) for row in rows]
+    return [stored_webhook(row) for row in rows]
 
 
 async def delete_webhook(database: Database, account_id: str, webhook_id: str) -> None:
-    """Gone at once: its secret is erased and what is pending is cancelled (D14)."""
+    """An operator's delete. Raises `InputError` for a webhook that is not there."""
     async with database.transaction() as connection:
         await lock_registry(connection)
-        done = await connection.execute(
-            "update webhooks set deleted_at = db_now(), active = false"
-            " where account_id = $1 and id = $2 and deleted_at is null",
-            account_id,
-            webhook_id,
-        )
-        if done == "UPDATE 0":
-            raise InputError(f"account '{account_id}' has no webhook '{webhook_id}'")
-        await connection.execute("delete from webhook_secrets where webhook_id = $1", webhook_id)
-        await connection.execute(
-            "with pending as (select id from deliveries where webhook_id = $1 and state in ('scheduled', 'parked')"
-            " order by id for update)"  # in the order of the ids, as every settle: so they never wait in a circle
-            " update deliveries d set state = 'cancelled', next_attempt_at = null, finished_at = db_now()"
-            " from pending where d.id = pending.id",
-            webhook_id,
-        )
-        await _record_revision(connection, webhook_id)
+        try:
+            await erase_webhook(connection, account_id, webhook_id)
+        except WebhookUnknown:
+            raise InputError(f"account '{account_id}' has no webhook '{webhook_id}'") from None
+
+
+async def erase_webhook(connection: Connection, account_id: str, webhook_id: str) -> None:
+    """Gone at once: its secret is erased and what is pending is cancelled (D14). The registry must be locked."""
+    done = await connection.execute(
+        "update webhooks set deleted_at = db_now(), active = false"
+        " where account_id = $1 and id = $2 and deleted_at is null",
+        account_id,
+        webhook_id,
+    )
+    if done == "UPDATE 0":
+        raise WebhookUnknown
+    await connection.execute("delete from webhook_secrets where webhook_id = $1", webhook_id)
+    await connection.execute(
+        "update idempotent_answers set sealed = null where account_id = $1 and webhook_id = $2", account_id, webhook_id
+    )
+    await connection.execute(
+        "with pending as (select id from deliveries where webhook_id = $1 and state in ('scheduled', 'parked')"
+        " order by id for update)"  # in the order of the ids, as every settle: so they never wait in a circle
+        " update deliveries d set state = 'cancelled', next_attempt_at = null, finished_at = db_now()"
+        " from pending where d.id = pending.id",
+        webhook_id,
+    )
+    await record_revision(connection, webhook_id)
 
 
 async def disable_webhook(connection: Connection, webhook_id: str, why: str) -> None:
@@ -99,49 +139,70 @@ async def disable_webhook(connection: Connection, webhook_id: str, why: str) -> 
     )
     if done == "UPDATE 0":
         return
+    await park_pending(connection, webhook_id)
+    await record_revision(connection, webhook_id)
+
+
+async def park_pending(connection: Connection, webhook_id: str) -> None:
+    """Nothing more is sent for now, and nothing is dropped (D7)."""
     await connection.execute(
         "with pending as (select id from deliveries where webhook_id = $1 and state = 'scheduled'"
         " order by id for update)"
         " update deliveries d set state = 'parked', next_attempt_at = null from pending where d.id = pending.id",
         webhook_id,
     )
-    await _record_revision(connection, webhook_id)
+
+
+async def resume_parked(connection: Connection, webhook_id: str) -> None:
+    """What was parked is due at once, with the number of its next attempt as it was (D9).
+
+    What may still be in flight is due when that attempt must be over, lest it is sent twice.
+    """
+    await connection.execute(
+        "with parked as (select id from deliveries where webhook_id = $1 and state = 'parked' order by id for update)"
+        " update deliveries d set state = 'scheduled', next_attempt_at ="
+        " db_now() + make_interval(secs => case when lease is null then 0 else $2 end)"
+        " from parked where d.id = parked.id",
+        webhook_id,
+        IN_FLIGHT_S,
+    )
+    await connection.execute("select pg_notify($1, '')", DELIVERIES_CHANNEL)
 
 
 async def sealed_key_ids(database: Database) -> set[str]:
-    """The ids of the master keys that the stored secrets are sealed with (D2)."""
+    """The ids of the master keys that anything stored is sealed with (D2)."""
     async with database.transaction() as connection:
-        return {row["key_id"] for row in await connection.fetch("select distinct key_id from webhook_secrets")}
+        rows = await connection.fetch(
+            "select key_id from webhook_secrets union select key_id from mfa_factors union select key_id from hash_key"
+            " union select key_id from idempotent_answers where sealed is not null"
+        )
+    return {row["key_id"] for row in rows}
 
 
-def _webhook(row: object) -> Webhook:
-    columns = dict(row)  # type: ignore[call-overload]
-    return Webhook(
-        columns["id"],
-        columns["account_id"],
-        columns["url"],
-        _tuple(columns["event_types"]),
-        _tuple(columns["vault_ids"]),
-        columns["active"],
-    )
+def stored_webhook(row: Record) -> StoredWebhook:
+    return StoredWebhook(_webhook(row), row["created_at"], row["disabled_reason"], row["parked_until"])
+
+
+def _webhook(row: Record) -> Webhook:
+    types, vaults = _tuple(row["event_types"]), _tuple(row["vault_ids"])
+    return Webhook(row["id"], row["account_id"], row["url"], types, vaults, row["active"])
 
 
 def _tuple(values: Sequence[str] | None) -> tuple[str, ...] | None:
     return None if values is None else tuple(values)
 
 
-async def _require_vaults(connection: Connection, webhook: Webhook) -> None:
+async def require_vaults(connection: Connection, account_id: str, vault_ids: Iterable[str] | None) -> None:
+    """Raises `VaultsUnknown` unless each vault is one of the account and registered now."""
     rows = await connection.fetch(
-        "select distinct vault_id from vault_spans where account_id = $1 and last_block is null", webhook.account_id
+        "select distinct vault_id from vault_spans where account_id = $1 and last_block is null", account_id
     )
     known = {row["vault_id"] for row in rows}
-    if unknown := [vault_id for vault_id in webhook.vault_ids or () if vault_id not in known]:
-        raise InputError(
-            f"account '{webhook.account_id}' has no vault {', '.join(map(repr, unknown))} that is registered now"
-        )
+    if unknown := [vault_id for vault_id in vault_ids or () if vault_id not in known]:
+        raise VaultsUnknown(unknown)
 
 
-async def _record_revision(connection: Connection, webhook_id: str) -> None:
+async def record_revision(connection: Connection, webhook_id: str) -> None:
     """Keeps the filter from now on as a revision, so that a later reader knows what an event was matched with."""
     await connection.execute("update registry set filter_revision = filter_revision + 1")
     await connection.execute(

@@ -92,7 +92,13 @@ begin
         end;
     end if;
     if not (select rolsuper from pg_roles where rolname = current_user) then
-        execute format('grant vaultevents_api to %I', current_user);
+        begin
+            execute format('grant vaultevents_api to %I', current_user);
+        exception when insufficient_privilege then
+            if not pg_has_role('vaultevents_api', 'member') then    -- an administrator may have granted it before
+                raise;
+            end if;
+        end;
     end if;
     execute format('grant usage on schema %I to vaultevents_api', current_schema());
 end $$;
