@@ -181,14 +181,16 @@ class Place:
         self.shell = CommandLine.of(home)
         self.url = ""
 
-    def configure(self, top: str = "", execution: str = "", delivery: str = "", log: str = "") -> None:
+    def configure(
+        self, top: str = "", execution: str = "", delivery: str = "", api: str = "port = 0", log: str = ""
+    ) -> None:
         """Writes the configuration; more lines may be given for each table."""
         self.config.write_text(
             f'network = "devnet"\nchain_id = {self.world.chain.chain_id}\ndata_dir = "{self.data_dir}"\n'
             f'database_schema = "{self.schema}"\n{top}\n'
             f'[execution]\nurls = ["{self.url}"]\npoll_interval_s = 0.05\n{execution}\n'
             f'[delivery]\nallow = ["127.0.0.0/8:*"]\nca_file = "{self.receivers.ca_path}"\n'
-            f'schedule = "1s, 1s, 1s"\npoll_interval_s = 0.2\n{delivery}\n[log]\n{log}\n'
+            f'schedule = "1s, 1s, 1s"\npoll_interval_s = 0.2\n{delivery}\n[api]\n{api}\n[log]\n{log}\n'
         )
 
     @property

@@ -27,6 +27,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from vaultevents.core.errors import ConfigError, VaulteventsError
 from vaultevents.core.retries import SCHEDULE_S, parse_schedule
 from vaultevents.core.signing import check_plain_header
+from vaultevents.core.tokens import parse_origin
 from vaultevents.core.units import Address, parse_address
 from vaultevents.core.webhooks import DEFAULT_PORTS, AllowRule, parse_allow, parse_network
 from vaultevents.core.webhooks import Network as IPNetwork
@@ -34,12 +35,14 @@ from vaultevents.core.webhooks import Network as IPNetwork
 DEFAULT_FILE = Path("vaultevents.toml")
 ENV_PREFIX = "VAULTEVENTS_"
 ENV_FILE = f"{ENV_PREFIX}CONFIG"
+CALL_KEY_VARIABLE, CALL_URL_VARIABLE = f"{ENV_PREFIX}API_KEY", f"{ENV_PREFIX}API_URL"
+"""What 'vaultevents call' reads besides its options; no settings."""
 
 Network: TypeAlias = Literal["devnet", "hoodi", "mainnet"]
 NETWORKS: tuple[Network, ...] = get_args(Network)
 CHAIN_IDS = {"hoodi": 560048, "mainnet": 1}
 """A devnet may have any."""
-PATHS = ("data_dir", "master_key_file", "delivery.ca_file")
+PATHS = ("data_dir", "master_key_file", "delivery.ca_file", "api.certificate_file", "api.key_file")
 """Settings of the file that count from its directory when they are relative."""
 
 
@@ -94,9 +97,10 @@ def _home(path: Path) -> Path:
 Url = Annotated[SecretStr, AfterValidator(_http_url)]
 ContractAddress = Annotated[Address, BeforeValidator(_rule(parse_address))]
 Allowed = Annotated[AllowRule, BeforeValidator(_rule(parse_allow))]
-Denied = Annotated[IPNetwork, BeforeValidator(_rule(parse_network))]
+Cidr = Annotated[IPNetwork, BeforeValidator(_rule(parse_network))]
 HeaderName = Annotated[str, BeforeValidator(_rule(check_plain_header))]
 FilePath = Annotated[Path, AfterValidator(_home)]
+Origin = Annotated[str, BeforeValidator(_rule(parse_origin))]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -162,7 +166,7 @@ class DeliverySettings(Section):
     poll_interval_s: Seconds = 1.0
     ports: Annotated[frozenset[Port], NoDecode, COMMAS] = DEFAULT_PORTS
     allow: Annotated[tuple[Allowed, ...], NoDecode, COMMAS] = ()
-    deny: Annotated[tuple[Denied, ...], NoDecode, COMMAS] = ()
+    deny: Annotated[tuple[Cidr, ...], NoDecode, COMMAS] = ()
     ca_file: FilePath | None = None
     plain_signature_header: HeaderName | None = None
 
@@ -172,6 +176,28 @@ class DeliverySettings(Section):
             raise ValueError(
                 f"lease_s ({self.lease_s:g} s) must exceed timeout_s ({self.timeout_s:g} s), or deliveries are repeated"
             )
+        return self
+
+
+class ApiSettings(Section):
+    """How customers are served (decisions A9-A20)."""
+
+    serve: Literal["on", "off"] = "on"
+    host: str = "127.0.0.1"
+    port: int = Field(default=8420, ge=0, le=65535)
+    certificate_file: FilePath | None = None
+    key_file: FilePath | None = None
+    public_origins: Annotated[tuple[Origin, ...], NoDecode, COMMAS] = ()
+    trusted_proxies: Annotated[tuple[Cidr, ...], NoDecode, COMMAS] = ()
+    nonce_max: int = Field(default=99_999, ge=99_999, lt=2**63)
+    requests_per_minute: int = Field(default=240, ge=1)
+    burst: int = Field(default=40, ge=1)
+    webhooks_per_account: int = Field(default=20, ge=1)
+
+    @model_validator(mode="after")
+    def _certificate_with_key(self) -> Self:
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file belong together: give both or none")
         return self
 
 
@@ -207,6 +233,7 @@ class Settings(BaseSettings):
     reports: ReportSettings = ReportSettings()
     contracts: ContractSettings = ContractSettings()
     delivery: DeliverySettings = DeliverySettings()
+    api: ApiSettings = ApiSettings()
     log: LogSettings = LogSettings()
 
     @property
@@ -306,7 +333,7 @@ def _refuse_unknown_variables() -> None:
     tables = _tables()
     names = [name for name in Settings.model_fields if name not in tables]
     names += [f"{table}__{key}" for table, kind in tables.items() for key in kind.model_fields]
-    known = [ENV_FILE, *(f"{ENV_PREFIX}{name}".upper() for name in names)]
+    known = [ENV_FILE, CALL_KEY_VARIABLE, CALL_URL_VARIABLE, *(f"{ENV_PREFIX}{name}".upper() for name in names)]
     for name in os.environ:
         variable = name.upper()
         if not variable.startswith(ENV_PREFIX) or variable in known:

@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from typing import Literal
 
 import structlog
 
+from vaultevents.api.app import build
+from vaultevents.api.handlers import Desk
+from vaultevents.api.limits import Rate
+from vaultevents.api.server import ServerOptions, bind, url_of
+from vaultevents.api.server import serve as answer
 from vaultevents.chain.execution import ExecutionChain
 from vaultevents.config import Settings
-from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable, VaulteventsError
+from vaultevents.core.errors import ConfigError, DatabaseUnavailable, SourceUnavailable, VaulteventsError
+from vaultevents.core.tokens import TokenRules
 from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.egress import Guard
@@ -22,6 +29,7 @@ from vaultevents.opening import (
     check_authority,
     head_policy,
     locator_problem,
+    open_hash_key,
     open_sources,
     open_store,
     service_clock,
@@ -29,6 +37,8 @@ from vaultevents.opening import (
     url_rules,
     while_lost,
 )
+from vaultevents.store import feed, mutations
+from vaultevents.store.apikeys import KeyRing
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
@@ -37,10 +47,11 @@ from vaultevents.watch.watcher import Advanced
 
 log = structlog.get_logger("daemon")
 
-Role = Literal["watch", "dispatch"]
-ROLES: tuple[Role, ...] = ("watch", "dispatch")
+Role = Literal["watch", "dispatch", "api"]
+ROLES: tuple[Role, ...] = ("watch", "dispatch", "api")
 REJOIN_PAUSE_S = 0.5
 CLOCK_CHECK_S = 30.0
+FORGET_S = 30.0
 
 
 async def serve(
@@ -57,12 +68,18 @@ async def serve(
     """
     head_policy(settings)
     check_authority(settings)
-    async with open_store(settings) as store, asyncio.TaskGroup() as group:
+    async with AsyncExitStack() as stack:
+        listener = _listener(settings, only)
+        if listener is not None:
+            stack.callback(listener.close)
+        store = await stack.enter_async_context(open_store(settings))
+        group = await stack.enter_async_context(asyncio.TaskGroup())
         keepers = [group.create_task(_keep_server(store))]  # first: every later step may find the server gone
         clock = await service_clock(store.database)
         keepers.append(group.create_task(_keep_time(store.database, clock)))
         watching = group.create_task(_watch(settings, store, clock, on_advance)) if "watch" in only else None
         dispatching = group.create_task(_dispatch(settings, store, clock, stop)) if "dispatch" in only else None
+        answering = group.create_task(_answer(settings, store, clock, listener, stop)) if listener else None
         if watching is not None:
             for setting, never in switched_off(settings).items():
                 log.warning("source_off", setting=setting, never_sent=never)
@@ -71,8 +88,9 @@ async def serve(
         log.info("stopping")
         if watching is not None:
             watching.cancel()
-        if dispatching is not None:
-            await dispatching
+        for draining in (dispatching, answering):
+            if draining is not None:
+                await draining
         for keeper in keepers:
             keeper.cancel()
 
@@ -121,6 +139,54 @@ async def _dispatch(settings: Settings, store: Store, clock: ServiceClock, stop:
     async with sender:
         rng = random.SystemRandom()
         await Dispatcher(store.database, sender, {store.key.id: store.key}, clock, options, rng).run(stop)
+
+
+def _listener(settings: Settings, only: Collection[Role]) -> socket.socket | None:
+    """The socket of the API, bound before anything else begins; None when this process does not serve it."""
+    if settings.api.serve == "on" and "api" in only:
+        return bind(_server_options(settings))
+    if set(only) == {"api"}:
+        raise ConfigError('api.serve is "off", so there is nothing to do with --only api: set it to "on"')
+    return None
+
+
+def _server_options(settings: Settings) -> ServerOptions:
+    api = settings.api
+    proxies = tuple(map(str, api.trusted_proxies))
+    return ServerOptions(api.host, api.port, api.certificate_file, api.key_file, proxies)
+
+
+async def _answer(
+    settings: Settings, store: Store, clock: ServiceClock, listener: socket.socket, stop: asyncio.Event
+) -> None:
+    """The HTTP API (decisions §3)."""
+    api = settings.api
+    desk = Desk(
+        database=store.database,
+        key=store.key,
+        hash_key=await while_lost(lambda: open_hash_key(store)),
+        url_rules=url_rules(settings),
+        token_rules=TokenRules(api.nonce_max, frozenset(api.public_origins)),
+        rate=Rate(api.requests_per_minute, api.burst),
+        max_webhooks=api.webhooks_per_account,
+        now_s=lambda: clock.now().timestamp(),
+    )
+    await while_lost(lambda: feed.mend(store.database))
+    options = _server_options(settings)
+    upkeep = asyncio.create_task(_forget(store.database))
+    log.info("api_listens", url=url_of(listener, options))
+    try:
+        await answer(build(desk, KeyRing(store.database)), listener, options, desk.now_s, stop)
+    finally:
+        upkeep.cancel()
+
+
+async def _forget(database: Database) -> None:
+    """Removes what the API need not remember any longer."""
+    while True:
+        with contextlib.suppress(DatabaseUnavailable):
+            await mutations.forget(database)
+        await asyncio.sleep(FORGET_S)
 
 
 async def _keep_time(database: Database, clock: ServiceClock) -> None:

@@ -24,10 +24,11 @@ from vaultevents.config import Settings
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import ConfigError, DatabaseUnavailable, DatabaseUnusable, InputError, WrongNetwork
 from vaultevents.core.events import EVENT_TYPES, ReportUpdateAvailable
-from vaultevents.core.sealing import KEY_BYTES, MasterKey, parse_master_key
+from vaultevents.core.sealing import KEY_BYTES, NONCE_BYTES, HashKey, MasterKey, parse_master_key
 from vaultevents.core.units import Address, checksum
 from vaultevents.core.webhooks import UrlRules
 from vaultevents.egress import Guard
+from vaultevents.store.apikeys import hash_key
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.embedded import EmbeddedPostgres
 from vaultevents.store.network import pin, pin_beacon, pinned, pinned_beacon
@@ -306,6 +307,11 @@ def check_authority(settings: Settings) -> None:
 def url_rules(settings: Settings) -> UrlRules:
     """Which URLs webhooks may have, by the operator's settings (D10)."""
     return UrlRules(settings.delivery.ports, settings.delivery.allow, settings.delivery.deny)
+
+
+async def open_hash_key(store: Store) -> HashKey:
+    """The key under which API keys are hashed; made at first use (A14)."""
+    return await hash_key(store.database, store.key, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(NONCE_BYTES))
 
 
 async def service_clock(database: Database) -> ServiceClock:

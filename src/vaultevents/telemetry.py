@@ -11,19 +11,20 @@ from typing import Any, Literal
 
 import structlog
 
-_SECRET = re.compile(r"whsec_[A-Za-z0-9+/=_-]+")
+_SECRET = re.compile(r"\b(whsec_|vek_)[A-Za-z0-9+/=_-]+")
+_TOKEN = re.compile(r"\beyJ[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*")  # a JWT: a JSON object in base64url
 _URL = re.compile(r"\b([a-z][a-z0-9+.-]*://)([^\s'\"]+)", re.IGNORECASE)
 _AFTER_HOST = re.compile(r"[/?#\\].*", re.DOTALL)
 _NODE_HASH = re.compile(r"#[0-9a-f]{8}(?![0-9a-zA-Z/?#@\\])[^/?#@\\]*")
 
 
 def redact(text: str) -> str:
-    """The text without webhook secrets, every URL cut down to scheme and host: the rest may hold keys.
+    """The text without webhook secrets, API keys and tokens, URLs cut down to scheme and host: the rest may hold keys.
 
     What `node_name` made (`https://host#1a2b3c4d`) stays whole. Where an @ leaves open what is host and what is
     password, not even the host is shown.
     """
-    return _URL.sub(_without_secrets, _SECRET.sub("whsec_***", text))
+    return _URL.sub(_without_secrets, _TOKEN.sub("eyJ***", _SECRET.sub(r"\1***", text)))
 
 
 def _without_secrets(url: re.Match[str]) -> str:

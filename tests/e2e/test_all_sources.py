@@ -56,6 +56,7 @@ async def everything(home: Path) -> AsyncIterator[Everything]:
         f'[beacon]\nurls = ["{await beacon.start()}"]\npoll_interval_s = 0.2\n'
         f'[reports]\ngateways = ["{await gateway.start()}"]\npoll_interval_s = 0.2\n'
         f'[contracts]\nlazy_oracles = ["0x{world.lazy_oracle.hex()}"]\n'
+        "[api]\nport = 0\n"
     )
     made = Everything(world, beacon, gateway, CommandLine.of(home), config)
     try:

@@ -93,7 +93,7 @@ async def playground(directory: Path, world: World) -> AsyncIterator[tuple[Setti
         f'network = "devnet"\nchain_id = {world.chain.chain_id}\ndata_dir = "{directory}"\n'
         f'[execution]\nurls = ["{await node.start()}"]\npoll_interval_s = 0.05\nspan_blocks = 10\n'
         f'[delivery]\nallow = ["127.0.0.0/8:*"]\nca_file = "{receivers.ca_path}"\nschedule = "1s, 1s, 1s, 2s, 2s, 5s"\n'
-        "timeout_s = 2.0\nlease_s = 3.0\npoll_interval_s = 0.2\n"
+        "timeout_s = 2.0\nlease_s = 3.0\npoll_interval_s = 0.2\n[api]\nport = 0\n"
     )
     settings = config.load(path)
     hooks = []

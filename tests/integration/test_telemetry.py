@@ -38,6 +38,8 @@ def as_before() -> Iterator[None]:
     [
         (f"the secret {SECRET}, twice: {SECRET}.", "the secret whsec_***, twice: whsec_***."),
         ("whsec_QUJD+/=_- whsec_", "whsec_*** whsec_"),
+        ("key=vek_Zm9v-_YmFy;", "key=vek_***;"),
+        ("Bearer eyJhbGciOiJSUzI1NiJ9.eyJpYXQiOjF9.c2ln-_, eyJ", "Bearer eyJ***, eyJ"),
         ("at https://node.example/v3/0123abcd now", "at https://node.example now"),
         ("at https://node.example?key=0123abcd", "at https://node.example"),
         ("at https://node.example:8545/x", "at https://node.example:8545"),

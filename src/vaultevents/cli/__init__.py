@@ -7,7 +7,7 @@ import traceback
 
 import typer
 
-from vaultevents.cli import demo, inspect, listen, operate, register, report
+from vaultevents.cli import access, call, demo, inspect, listen, operate, register, report
 from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable, VaulteventsError
 from vaultevents.telemetry import redact
 
@@ -24,9 +24,12 @@ operate.add_to(app)
 inspect.add_to(app)
 demo.add_to(app)
 listen.add_to(app)
+call.add_to(app)
 app.add_typer(register.account, name="account")
 app.add_typer(register.vault, name="vault")
 app.add_typer(register.webhook, name="webhook")
+app.add_typer(access.key, name="key")
+app.add_typer(access.mfa, name="mfa")
 app.add_typer(report.report, name="report")
 
 

@@ -208,6 +208,7 @@ async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
             "schedule": "1s, 1s, 2s, 5s, 10s",
             "poll_interval_s": 0.2,
         },
+        "api": {"port": 0},
     }
     settings = config.given(values, "demo")  # and nothing of the environment: never the operator's own database
     try:

@@ -1,0 +1,1 @@
+"""HTTP for customers: authenticated requests that read, and that change webhooks."""

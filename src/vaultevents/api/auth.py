@@ -1,0 +1,243 @@
+"""Authentication of every request: API key, rate, signature, address, claims and single use, in this order (A7–A14).
+
+ASGI middleware on the raw request, because a token signs the target and the body as they were sent. What it lets
+through carries a `Caller`; what it refuses is a problem. Detail about claims is told only after the signature verified.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Final
+
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vaultevents.api import problems
+from vaultevents.api.limits import Buckets, Rate, SeenTokens
+from vaultevents.api.problems import Problem, too_many
+from vaultevents.core.errors import DatabaseUnavailable
+from vaultevents.core.jsonbody import JsonMalformed, parse_json
+from vaultevents.core.sealing import HashKey, keyed_hash
+from vaultevents.core.tokens import (
+    Presented,
+    Token,
+    TokenRejected,
+    TokenRules,
+    check_claims,
+    load_public_key,
+    read_token,
+    replay_digest,
+    signed_by,
+)
+from vaultevents.store.apikeys import ApiKey, KeyRing
+
+MAX_BODY_BYTES: Final = 16 * 1024
+OPEN_PATHS: Final = frozenset({"/v1/openapi.json", "/docs"})
+READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+WITHOUT_BODY: Final = frozenset({*READING, "DELETE"})
+MEDIA_TYPES: Final = frozenset({"application/json", "application/merge-patch+json"})
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A verified request: its key, what makes it good for one change, and the step-up code as it was sent."""
+
+    key: ApiKey
+    token_digest: bytes
+    code: str | None
+
+
+class Gate:
+    """The middleware; `now_s` is the service clock (D15)."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        ring: KeyRing,
+        hash_key: HashKey,
+        rules: TokenRules,
+        rate: Rate,
+        now_s: Callable[[], float],
+    ) -> None:
+        self._app = app
+        self._ring = ring
+        self._hash_key = hash_key
+        self._rules = rules
+        self._now_s = now_s
+        self._known, self._strangers = Buckets(rate), Buckets(rate)
+        self._seen = SeenTokens()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = secrets.token_hex(8)
+        target = _target(scope)
+        path, _, query = target.partition("?")
+        # routes are chosen by the very characters that were signed: nothing is decoded
+        scope = {**scope, "path": path, "raw_path": path.encode(), "query_string": query.encode()}
+        scope["state"] = {**scope.get("state", {}), "request_id": request_id}
+        try:
+            if path not in OPEN_PATHS or scope["method"] not in READING:
+                scope["state"]["caller"], body = await self._admit(scope, receive, target)
+                receive = _again(body, receive)
+        except Problem as problem:
+            await problems.response(problem, path, request_id)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _admit(self, scope: Scope, receive: Receive, target: str) -> tuple[Caller, bytes]:
+        method = scope["method"]
+        api_key, authorization = _header(scope, b"x-api-key"), _header(scope, b"authorization")
+        if not api_key or not authorization:
+            raise Problem("credentials_missing", "send the headers 'x-api-key' and 'Authorization: Bearer <JWT>'")
+        key = await self._find(api_key)
+        self._limit(key, scope)
+        token = _token(authorization)
+        keys = [] if key is None else self._valid_keys(key)
+        if not signed_by(token, keys) or key is None:  # an unknown API key takes as long as a wrong signature
+            raise Problem("credentials_invalid", "the API key is not known, or the token is not signed with its key")
+        _check_address(key, scope)
+        body = await _body(scope, receive)
+        if body and method in WITHOUT_BODY:
+            raise Problem("body_not_allowed", f"send {method} without a body")
+        try:
+            check_claims(token, Presented(target, body), self._now_s(), self._rules)
+        except TokenRejected as rejected:
+            raise Problem(rejected.code, str(rejected)) from None
+        _check_json(scope, body)
+        digest = replay_digest(key.id, token)
+        if method in READING:
+            if not self._seen.add(digest):
+                raise Problem("token_replayed", "a token is good for one request: sign each one with a new nonce")
+        elif key.role != "manage":
+            raise Problem("role_insufficient", "this API key has the role 'read': use one with the role 'manage'")
+        return Caller(key, digest, _header(scope, b"x-mfa-code")), body
+
+    async def _find(self, api_key: str) -> ApiKey | None:
+        try:
+            await self._ring.fresh()
+        except DatabaseUnavailable:
+            raise unavailable() from None
+        return self._ring.find(keyed_hash(self._hash_key, api_key))
+
+    def _limit(self, key: ApiKey | None, scope: Scope) -> None:
+        """Counts the request, before any work that an attacker could make expensive."""
+        wait_s = self._strangers.take(_neighbourhood(scope)) if key is None else self._known.take(key.id)
+        if wait_s:
+            raise too_many("rate_limited", f"too many requests: wait {math.ceil(wait_s)} s", math.ceil(wait_s))
+
+    def _valid_keys(self, key: ApiKey) -> list[RSAPublicKey]:
+        now_s = self._now_s()
+        ends = [(one.der, one.valid_until) for one in key.public_keys]
+        return [_loaded(der) for der, until in ends if until is None or until.timestamp() > now_s]
+
+
+_loaded = lru_cache(maxsize=10_000)(load_public_key)
+
+
+def unavailable() -> Problem:
+    """The database is away: nothing was changed."""
+    return Problem("unavailable", "the service cannot answer now: try again soon", headers={"retry-after": "1"})
+
+
+def _target(scope: Scope) -> str:
+    """The request target as it was sent."""
+    sent = scope.get("state", {}).get("target")
+    if sent is None:  # not from a socket
+        sent = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+    text: str = sent.decode("latin-1")
+    return text
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    """The one header of this name. Several would let two readers see different requests."""
+    found = [value for other, value in scope["headers"] if other == name]
+    if len(found) > 1:
+        raise Problem("request_malformed", f"send the header '{name.decode()}' once")
+    return found[0].decode("latin-1") if found else None
+
+
+def _token(authorization: str) -> Token:
+    scheme, _, text = authorization.partition(" ")
+    if scheme.lower() != "bearer":
+        raise Problem("credentials_missing", "send the token as 'Authorization: Bearer <JWT>'")
+    try:
+        return read_token(text)
+    except TokenRejected as rejected:
+        raise Problem(rejected.code, str(rejected)) from None
+
+
+def _client(scope: Scope) -> str:
+    return scope["client"][0] if scope.get("client") else ""
+
+
+def _check_address(key: ApiKey, scope: Scope) -> None:
+    if key.allowed is None:
+        return
+    try:
+        address = ip_address(_client(scope))
+    except ValueError:
+        address = None
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address is None or not any(address in ip_network(network) for network in key.allowed):
+        raise Problem("ip_not_allowed", f"requests with this API key may not come from {address or 'here'}")
+
+
+def _neighbourhood(scope: Scope) -> str:
+    """Whose guesses are counted together: an IPv4 address, or the /64 that one IPv6 customer has."""
+    try:
+        address = ip_address(_client(scope))
+    except ValueError:
+        return ""
+    return str(ip_network((address, 64), strict=False)) if isinstance(address, IPv6Address) else str(address)
+
+
+async def _body(scope: Scope, receive: Receive) -> bytes:
+    too_large = Problem("body_too_large", f"send at most {MAX_BODY_BYTES} bytes", headers={"connection": "close"})
+    told = _header(scope, b"content-length")
+    if told is not None and told.isdigit() and int(told[:20]) > MAX_BODY_BYTES:
+        raise too_large
+    parts = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Problem("request_timeout", "the connection ended before the request did")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MAX_BODY_BYTES:
+            raise too_large
+        if not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _check_json(scope: Scope, body: bytes) -> None:
+    """A body is one strict JSON value: what the framework parses then is what was signed, for every parser."""
+    if not body:
+        return
+    media_type = (_header(scope, b"content-type") or "").partition(";")[0].strip().lower()
+    if media_type not in MEDIA_TYPES:
+        raise Problem("media_type_unsupported", "send the body as 'content-type: application/json'")
+    try:
+        parse_json(body)
+    except JsonMalformed as malformed:
+        raise Problem("json_malformed", str(malformed)) from None
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """The body once more, for the framework; then whatever the connection says."""
+    pending = [body]
+
+    async def replay() -> Message:
+        if pending:
+            return {"type": "http.request", "body": pending.pop(), "more_body": False}
+        return await receive()
+
+    return replay

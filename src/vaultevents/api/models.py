@@ -1,0 +1,205 @@
+"""What requests and answers hold, as pydantic models: they check the former, make the latter, and document both.
+
+Fields are those of interface §2 and of decisions A2–A8 and A19; in JSON they are written in camelCase.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from vaultevents.core.events import EVENT_TYPES
+from vaultevents.store.history import DeliveryState
+
+EventType = Annotated[str, Field(json_schema_extra={"enum": list(EVENT_TYPES)})]
+"""Checked by core/webhooks.py, which knows the types; here it documents them."""
+
+EVENT_TYPES_TEXT = "the event types that are delivered; null: all"
+VAULTS_TEXT = "the vaults whose events are delivered; null: all vaults of the account, later ones included"
+
+
+class Request(BaseModel):
+    """A body: unknown fields and values of another type are refused."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", strict=True)
+
+
+class NewWebhook(Request):
+    """A webhook to be created; only `url` is required (A3)."""
+
+    url: str = Field(description="https only", examples=["https://example.org/hook"])
+    event_types: Annotated[list[EventType], Field(min_length=1)] | None = Field(None, description=EVENT_TYPES_TEXT)
+    staking_vault_ids: Annotated[list[str], Field(min_length=1)] | None = Field(None, description=VAULTS_TEXT)
+    active: bool = True
+
+
+class WebhookPatch(Request):
+    """A JSON Merge Patch (RFC 7396): what is absent stays, `null` means all (A4)."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    url: str = Field("", description="https only")
+    event_types: Annotated[list[EventType], Field(min_length=1)] | None = Field(None, description=EVENT_TYPES_TEXT)
+    staking_vault_ids: Annotated[list[str], Field(min_length=1)] | None = Field(None, description=VAULTS_TEXT)
+    active: bool = Field(True, description="true also resumes a webhook that was disabled")
+
+
+class Answer(BaseModel):
+    """A body of ours."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
+
+
+class WebhookEntry(Answer):
+    """A webhook (interface §2.1)."""
+
+    id: str
+    url: str
+    event_types: list[EventType] | None
+    staking_vault_ids: list[str] | None
+    active: bool
+    created_at: datetime
+
+
+class CreatedWebhook(WebhookEntry):
+    """The only answer that holds the secret with which deliveries are signed."""
+
+    secret_token: str
+
+
+class KeyFacts(Answer):
+    """The API key of the request."""
+
+    id: str
+    name: str
+    role: Literal["read", "manage"]
+
+
+class MfaFacts(Answer):
+    """Whether the account can step up."""
+
+    enrolled: bool
+
+
+class StakingVault(Answer):
+    """A vault that is registered now; events exist for it from `start_block` on."""
+
+    id: str
+    address: str
+    withdrawal_queue_address: str | None
+    start_block: int
+
+
+class Limits(Answer):
+    """What this service lets an account do (A9, A12, A17)."""
+
+    requests_per_minute: int
+    burst: int
+    webhooks: int
+    body_bytes: int
+    token_age_seconds: int
+    nonce_max: int
+
+
+class AccountFacts(Answer):
+    """Who is asking, and what time it is here (A8)."""
+
+    id: str
+    name: str
+    created_at: datetime
+    api_key: KeyFacts
+    mfa: MfaFacts
+    staking_vaults: list[StakingVault]
+    limits: Limits
+    server_time: datetime
+
+
+class FailureFacts(Answer):
+    """An attempt that failed: the receiver's status, or why there was none."""
+
+    at: datetime
+    status: int | None
+    error: str | None
+
+
+class Health(Answer):
+    """How a webhook is doing."""
+
+    active: bool
+    disabled_reason: str | None = Field(description="why it was switched off, when not by its account")
+    parked_until: datetime | None = Field(description="when deliveries go on, where the receiver asked for a pause")
+    deliveries: dict[DeliveryState, int] = Field(description="how many are in each state")
+    oldest_pending_at: datetime | None
+    last_success_at: datetime | None
+    last_failure: FailureFacts | None
+    failures_in_a_row: int
+
+
+class Delivery(Answer):
+    """One event on its way to one webhook."""
+
+    event_id: str
+    event_type: EventType
+    state: DeliveryState
+    in_flight: bool
+    attempts: int
+    created_at: datetime
+    next_attempt_at: datetime | None
+    finished_at: datetime | None
+
+
+class Attempt(Answer):
+    """One POST and what came back."""
+
+    number: int
+    started_at: datetime
+    duration_ms: int
+    status: int | None
+    error: str | None
+    response_excerpt: str
+    address: str | None
+
+
+class DeliveryWithAttempts(Delivery):
+    """A delivery with all its attempts, oldest first."""
+
+    attempt_log: list[Attempt]
+
+
+class Event(BaseModel):
+    """An event as webhooks receive it (interface §2.2)."""
+
+    id: str
+    account_ref_id: str
+    staking_vault_id: str
+    event_type: EventType
+    severity: Literal["info", "warning", "error"]
+    title: str
+    message: str
+    payload: dict[str, Any]
+    created_at: int = Field(description="Unix epoch in milliseconds")
+
+
+class InvalidField(Answer):
+    """One thing that is wrong with a request."""
+
+    pointer: str = Field(description="JSON Pointer into the body (RFC 6901), or ?name for a query parameter")
+    code: str
+    detail: str
+
+
+class ProblemBody(Answer):
+    """An error (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    code: str
+    message: str = Field(description="the same as detail")
+    request_id: str
+    errors: list[InvalidField] | None = None

@@ -1,0 +1,110 @@
+"""The HTTP server inside the daemon: uvicorn on a socket that was bound before anything else began (A20)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from email.utils import formatdate
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from vaultevents.api.connection import BoundedProtocol
+from vaultevents.core.errors import ConfigError
+
+BACKLOG = 2048
+DRAIN_S = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where to listen, with what certificate, and which peers may tell a client's address (`X-Forwarded-For`)."""
+
+    host: str = "127.0.0.1"
+    port: int = 8420
+    certificate_file: Path | None = None
+    key_file: Path | None = None
+    trusted_proxies: tuple[str, ...] = ()
+
+
+def bind(options: ServerOptions) -> socket.socket:
+    """A listening socket; raises `ConfigError` when the address is taken or not ours."""
+    try:
+        family, *_, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        return socket.create_server((address[0], address[1]), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"the API cannot listen on {options.host} port {options.port} ({error.strerror or error}): name another "
+            "address in api.host and api.port, or end what uses it"
+        ) from None
+
+
+def url_of(listener: socket.socket, options: ServerOptions) -> str:
+    """Where a client on this machine reaches it."""
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if options.certificate_file is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def serve(
+    app: ASGIApp, listener: socket.socket, options: ServerOptions, now_s: Callable[[], float], stop: asyncio.Event
+) -> None:
+    """Answers requests until `stop` is set, then finishes those under way."""
+    config = uvicorn.Config(
+        app,
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=bool(options.trusted_proxies),
+        forwarded_allow_ips=list(options.trusted_proxies),
+        timeout_graceful_shutdown=DRAIN_S,
+        timeout_keep_alive=75,
+        ssl_certfile=options.certificate_file,
+        ssl_keyfile=options.key_file,
+    )
+    try:
+        config.load()
+    except OSError as error:  # SSLError is one
+        raise ConfigError(
+            f"api.certificate_file and api.key_file cannot be used ({error.strerror or error}): name a PEM certificate "
+            "chain and its key"
+        ) from None
+    server = _Server(config, now_s)
+    ending = asyncio.create_task(_exit_on(stop, server))
+    try:
+        await server.serve([listener])
+    finally:
+        ending.cancel()
+
+
+async def _exit_on(stop: asyncio.Event, server: uvicorn.Server) -> None:
+    await stop.wait()
+    server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the daemon, and dates its answers by the service clock (D15)."""
+
+    def __init__(self, config: uvicorn.Config, now_s: Callable[[], float]) -> None:
+        super().__init__(config)
+        self._now_s = now_s
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def on_tick(self, counter: int) -> bool:
+        ends = await super().on_tick(counter)
+        date = formatdate(self._now_s(), usegmt=True).encode()
+        self.server_state.default_headers = [(b"date", date)]
+        return ends

@@ -1,0 +1,272 @@
+"""key and mfa: who may call the HTTP API for an account, and its second factor (decisions A14, A15)."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Final, TypeVar, cast, get_args
+
+import segno
+import typer
+
+from vaultevents.cli.console import ConfigOption, JsonOption, complete, one_of, put_json, put_table, say, settings_of
+from vaultevents.core.errors import ConfigError, InputError
+from vaultevents.core.registry import check_id
+from vaultevents.core.retries import parse_schedule
+from vaultevents.core.sealing import NONCE_BYTES, Secret, keyed_hash
+from vaultevents.core.stepup import SEED_BYTES, new_seed, otpauth_uri
+from vaultevents.core.tokens import fingerprint, parse_public_key
+from vaultevents.core.webhooks import parse_network
+from vaultevents.opening import open_hash_key, open_store
+from vaultevents.store import apikeys
+from vaultevents.store import mfa as factors
+from vaultevents.store.apikeys import ApiKey, PublicKey, Role
+
+key = typer.Typer(help="Add, list, rotate and revoke the keys of the HTTP API.", no_args_is_help=True)
+mfa = typer.Typer(
+    help="Enrol and reset the second factor with which an account changes its webhooks.", no_args_is_help=True
+)
+
+T = TypeVar("T")
+
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
+API_KEY_BYTES: Final = 32
+MAX_KEY_FILE_BYTES: Final = 64 * 1024
+
+KeyArgument = Annotated[str, typer.Argument(help="The key's id, as 'key list' shows it.", metavar="KEY_ID")]
+PublicKeyOption = Annotated[
+    Path, typer.Option(help="The customer's RSA public key in PEM, 2048 bits or more.", metavar="FILE")
+]
+AccountArgument = Annotated[str, typer.Argument(help="The account's id.", metavar="ACCOUNT")]
+
+
+@key.command("add")
+def key_add(
+    account: Annotated[str, typer.Option(help="The account that it is for.", metavar="ACCOUNT")],
+    public_key: PublicKeyOption,
+    role: Annotated[str, typer.Option(help="'read', or 'manage', which may also change webhooks.", metavar="ROLE")] = (
+        "read"
+    ),
+    allow_ip: Annotated[
+        list[str] | None,
+        typer.Option(help="Take requests only from this address or network; may be repeated.", metavar="CIDR"),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="A name for people (default: the key's id).")] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add an API key and show it, once.
+
+    Its requests are signed with the private key that belongs to the public key; that one stays with the customer.
+    """
+    one_of(ROLES, role, "--role")
+    settings = settings_of(config)
+    check_id(account, "an account id")
+    if name is not None and not name.isprintable():
+        raise InputError("--name holds characters that cannot be printed: leave them out")
+    der = read_key(public_key, "--public-key", parse_public_key)
+    allowed = tuple(dict.fromkeys(str(parse_network(text)) for text in allow_ip)) if allow_ip else None
+    key_id, api_key = f"key-{secrets.token_hex(8)}", Secret(f"vek_{secrets.token_urlsafe(API_KEY_BYTES)}")
+
+    async def work() -> ApiKey:
+        async with open_store(settings) as store:
+            hashed = keyed_hash(await open_hash_key(store), api_key.reveal())
+            return await apikeys.add_key(
+                store.database,
+                key_id,
+                account,
+                name or key_id,
+                cast(Role, role),
+                hashed,
+                allowed,
+                der,
+                fingerprint(der),
+            )
+
+    added = complete(work())
+    if as_json:
+        put_json({**_key_json(added), "apiKey": api_key.reveal()})
+    else:
+        say(f"Added key {key_id} ({role}) for account {account}. The API key is shown only now; keep it secret:")
+        say(api_key.reveal())
+
+
+@key.command("list")
+def key_list(
+    account: Annotated[str | None, typer.Argument(help="Only those of this account.", metavar="[ACCOUNT]")] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the API keys of one account or of all, the revoked ones, too."""
+    settings = settings_of(config)
+
+    async def work() -> list[ApiKey]:
+        async with open_store(settings) as store:
+            return await apikeys.list_keys(store.database, account)
+
+    found = complete(work())
+    if as_json:
+        put_json({"keys": [_key_json(one) for one in found]})
+        return
+    rows = [
+        (
+            one.id,
+            one.account_id,
+            one.name,
+            one.role if one.revoked_at is None else "revoked",
+            "anywhere" if one.allowed is None else ", ".join(one.allowed),
+            ", ".join(map(_public_key_text, one.public_keys)),
+        )
+        for one in found
+    ]
+    columns = ("key", "account", "name", "role", "from", "public keys")
+    put_table(columns, rows, "no API keys yet: 'vaultevents key add'")
+
+
+@key.command("revoke")
+def key_revoke(key_id: KeyArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Revoke an API key for good."""
+    settings = settings_of(config)
+
+    async def work() -> ApiKey:
+        async with open_store(settings) as store:
+            return await apikeys.revoke_key(store.database, key_id)
+
+    revoked = complete(work())
+    if as_json:
+        put_json(_key_json(revoked))
+    else:
+        say(f"Revoked key {key_id} of account {revoked.account_id}: within a second its requests are refused.")
+
+
+@key.command("rotate")
+def key_rotate(
+    key_id: KeyArgument,
+    public_key: PublicKeyOption,
+    overlap: Annotated[
+        str,
+        typer.Option(
+            help="How long the earlier public keys stay valid, such as 30m or 24h; 0 after a disclosure.",
+            metavar="TIME",
+        ),
+    ] = "24h",
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give an API key another public key, valid at once; the API key itself stays."""
+    settings = settings_of(config)
+    der, overlap_s = read_key(public_key, "--public-key", parse_public_key), _overlap_s(overlap)
+
+    async def work() -> ApiKey:
+        async with open_store(settings) as store:
+            return await apikeys.rotate_public_key(store.database, key_id, der, fingerprint(der), overlap_s)
+
+    rotated = complete(work())
+    if as_json:
+        put_json(_key_json(rotated))
+    else:
+        say(f"Key {key_id} has the public key {fingerprint(der)}, valid from now on.")
+        say(f"Its other public keys: {f'valid for {overlap} more at most' if overlap_s else 'not valid any longer'}.")
+
+
+@mfa.command("enroll")
+def mfa_enroll(account: AccountArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Give an account its second factor and show it, once, for an authenticator app.
+
+    From then on each change of a webhook needs a code of it.
+    """
+    settings = settings_of(config)
+    check_id(account, "an account id")
+    seed = new_seed(secrets.token_bytes(SEED_BYTES))
+
+    async def work() -> None:
+        async with open_store(settings) as store:
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            await factors.enroll(store.database, account, seed, store.key, nonce)
+
+    complete(work())
+    uri = otpauth_uri(seed, account).reveal()
+    if as_json:
+        put_json({"accountId": account, "otpauthUri": uri})
+        return
+    say(f"Account {account} has a second factor. It is shown only now; keep it secret:")
+    say(uri)
+    if _shows_blocks():
+        say(_qr_code(uri))
+
+
+@mfa.command("reset")
+def mfa_reset(account: AccountArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Remove an account's second factor, and its lock: for one that was lost, disclosed or locked.
+
+    Webhooks cannot be changed through the API until another one is enrolled.
+    """
+    settings = settings_of(config)
+
+    async def work() -> None:
+        async with open_store(settings) as store:
+            await factors.reset(store.database, account)
+
+    complete(work())
+    if as_json:
+        put_json({"accountId": account, "reset": True})
+    else:
+        say(f"Account {account} has no second factor any longer: 'vaultevents mfa enroll {account}' makes another one.")
+
+
+def read_key(path: Path, option: str, parse: Callable[[bytes], T]) -> T:
+    """The key in the PEM file that an option names; raises `InputError`, which shows nothing of it."""
+    try:
+        with path.open("rb") as file:
+            pem = file.read(MAX_KEY_FILE_BYTES)
+    except OSError as error:
+        raise InputError(f"cannot read {path} ({error.strerror}): name a key in PEM with {option}") from None
+    try:
+        return parse(pem)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _overlap_s(text: str) -> int:
+    if text == "0":
+        return 0
+    try:
+        (seconds,) = parse_schedule(text)
+    except (ConfigError, ValueError):
+        raise InputError(f"--overlap '{text}' is not a time: write 0, or 1s to 30d, as in 24h") from None
+    return seconds
+
+
+def _shows_blocks() -> bool:
+    """Whether stdout is a terminal that can show a QR code."""
+    return sys.stdout.isatty() and (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
+
+
+def _qr_code(text: str) -> str:
+    drawn = io.StringIO()
+    segno.make_qr(text).terminal(drawn, compact=True)
+    return drawn.getvalue().rstrip("\n")
+
+
+def _public_key_text(one: PublicKey) -> str:
+    end = "" if one.valid_until is None else f" until {one.valid_until.isoformat(timespec='seconds')}"
+    return f"{one.fingerprint}{end}"
+
+
+def _key_json(one: ApiKey) -> dict[str, object]:
+    return {
+        "id": one.id,
+        "accountId": one.account_id,
+        "name": one.name,
+        "role": one.role,
+        "allowedNetworks": one.allowed,
+        "createdAt": one.created_at,
+        "revokedAt": one.revoked_at,
+        "publicKeys": [
+            {"fingerprint": public.fingerprint, "createdAt": public.created_at, "validUntil": public.valid_until}
+            for public in one.public_keys
+        ],
+    }
