@@ -222,16 +222,37 @@ async def ids(server: ServerAddress, here: Place) -> set[str]:
         return {row["id"] for row in await connection.fetch("select id from events")}
 
 
-async def test_run_opens_no_port(here: Place) -> None:
-    """So none can be in use: the embedded database listens on a Unix socket."""
+@pytest.mark.parametrize("serve", ["on", "off"])
+async def test_run_opens_the_port_of_the_api_and_no_other(here: Place, serve: str) -> None:
+    """The embedded database listens on a Unix socket."""
+    here.configure(api=f'port = 0\nserve = "{serve}"')
     running = await here.shell.start("run")
-    await running.said('"started"')
+    await running.said('"api_listens"' if serve == "on" else '"started"')
     process = psutil.Process(running.pid)
     postmaster = [one for one in psutil.process_iter(["name", "cmdline"]) if is_server_of(one, here.data_dir)]
     assert postmaster
     family = [process, *process.children(recursive=True), *postmaster]
-    assert [link for one in family for link in one.net_connections("tcp") if link.status == psutil.CONN_LISTEN] == []
-    (await running.end()).ok()
+    open_ports = [link for one in family for link in one.net_connections("tcp") if link.status == psutil.CONN_LISTEN]
+    ended = (await running.end()).ok()
+    told = [line["url"] for line in ended.logs if line["event"] == "api_listens"]
+    assert told == [f"http://{link.laddr.ip}:{link.laddr.port}" for link in open_ports]
+    assert len(told) == (serve == "on")
+    assert all(url.startswith("http://127.0.0.1:") for url in told)
+
+
+async def test_a_port_in_use_is_one_sentence(here: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        here.configure(api=f"port = {port}")
+        ended = await here.run("run")
+    assert (ended.code, ended.error.count("\n")) == (1, 0)
+    assert f"the API cannot listen on 127.0.0.1 port {port} (Address already in use)" in ended.error
+    assert "api.port" in ended.error
+
+
+async def test_only_an_api_that_is_off_is_refused(here: Place) -> None:
+    here.configure(api='serve = "off"')
+    assert 'api.serve is "off"' in (await here.run("run", "--only", "api")).error
 
 
 def is_server_of(process: psutil.Process, data_dir: Path) -> bool:
@@ -343,10 +364,10 @@ async def test_an_answer_that_cannot_be_written(here: Place) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """60 MB: enough for a new database, and soon full."""
+    """90 MB: enough for a new database, and soon full."""
     place = tmp_path_factory.mktemp("disk")
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", str(place)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=90m", "tmpfs", str(place)], capture_output=True, text=True, check=False
     )
     if mounted.returncode:
         pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")

@@ -131,7 +131,7 @@ class Health(Answer):
     active: bool
     disabled_reason: str | None = Field(description="why it was switched off, when not by its account")
     parked_until: datetime | None = Field(description="when deliveries go on, where the receiver asked for a pause")
-    deliveries: dict[DeliveryState, int] = Field(description="how many are in each state")
+    deliveries: dict[DeliveryState, int] = Field(description="how many are in each state, a million at most")
     oldest_pending_at: datetime | None
     last_success_at: datetime | None
     last_failure: FailureFacts | None

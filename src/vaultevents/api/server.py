@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,8 +40,10 @@ def bind(options: ServerOptions) -> socket.socket:
         )[0]
         return socket.create_server((address[0], address[1]), family=family, backlog=BACKLOG)
     except OSError as error:
+        # asyncio and socket put words of their own around the system's; a name that is not found has only these
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise ConfigError(
-            f"the API cannot listen on {options.host} port {options.port} ({error.strerror or error}): name another "
+            f"the API cannot listen on {options.host} port {options.port} ({why}): name another "
             "address in api.host and api.port, or end what uses it"
         ) from None
 

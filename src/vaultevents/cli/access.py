@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import secrets
 import sys
 from collections.abc import Callable
@@ -35,6 +36,8 @@ T = TypeVar("T")
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 API_KEY_BYTES: Final = 32
 MAX_KEY_FILE_BYTES: Final = 64 * 1024
+
+_KEY_ID = re.compile(r"key-[0-9a-f]{16}")
 
 KeyArgument = Annotated[str, typer.Argument(help="The key's id, as 'key list' shows it.", metavar="KEY_ID")]
 PublicKeyOption = Annotated[
@@ -102,6 +105,8 @@ def key_list(
 ) -> None:
     """List the API keys of one account or of all, the revoked ones, too."""
     settings = settings_of(config)
+    if account is not None:
+        check_id(account, "an account id")
 
     async def work() -> list[ApiKey]:
         async with open_store(settings) as store:
@@ -130,6 +135,7 @@ def key_list(
 def key_revoke(key_id: KeyArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Revoke an API key for good."""
     settings = settings_of(config)
+    _check_key_id(key_id)
 
     async def work() -> ApiKey:
         async with open_store(settings) as store:
@@ -158,6 +164,7 @@ def key_rotate(
 ) -> None:
     """Give an API key another public key, valid at once; the API key itself stays."""
     settings = settings_of(config)
+    _check_key_id(key_id)
     der, overlap_s = read_key(public_key, "--public-key", parse_public_key), _overlap_s(overlap)
 
     async def work() -> ApiKey:
@@ -205,6 +212,7 @@ def mfa_reset(account: AccountArgument, config: ConfigOption = None, as_json: Js
     Webhooks cannot be changed through the API until another one is enrolled.
     """
     settings = settings_of(config)
+    check_id(account, "an account id")
 
     async def work() -> None:
         async with open_store(settings) as store:
@@ -228,6 +236,11 @@ def read_key(path: Path, option: str, parse: Callable[[bytes], T]) -> T:
         return parse(pem)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _check_key_id(text: str) -> None:
+    if not _KEY_ID.fullmatch(text):
+        raise InputError("a key id is 'key-' and 16 hexadecimal digits: take one that 'vaultevents key list' shows")
 
 
 def _overlap_s(text: str) -> int:

@@ -23,12 +23,11 @@ from yarl import URL
 from vaultevents.api.auth import MAX_BODY_BYTES
 from vaultevents.cli.access import read_key
 from vaultevents.cli.console import JsonOption, complete, one_of, put_json, say
+from vaultevents.config import CALL_KEY_VARIABLE, CALL_URL_VARIABLE
 from vaultevents.core.errors import ConfigError, InputError, OperatorError
 from vaultevents.core.jsonbody import parse_json
 from vaultevents.core.tokens import load_private_key, parse_origin, sign_request
 
-API_KEY_VARIABLE: Final = "VAULTEVENTS_API_KEY"
-API_URL_VARIABLE: Final = "VAULTEVENTS_API_URL"
 DEFAULT_URL: Final = "http://127.0.0.1:8420"
 
 METHODS: Final = ("GET", "POST", "PATCH", "DELETE")
@@ -73,7 +72,7 @@ def call(
     key: Annotated[
         str,
         typer.Option(
-            envvar=API_KEY_VARIABLE,
+            envvar=CALL_KEY_VARIABLE,
             help="Your API key; from the environment it does not show in lists of processes.",
             metavar="KEY",
         ),
@@ -83,7 +82,7 @@ def call(
         str | None, typer.Option(help="The body: JSON, or @FILE that holds it, or @- for stdin.", metavar="JSON")
     ] = None,
     url: Annotated[
-        str, typer.Option(envvar=API_URL_VARIABLE, help="Where the API is served.", metavar="URL")
+        str, typer.Option(envvar=CALL_URL_VARIABLE, help="Where the API is served.", metavar="URL")
     ] = DEFAULT_URL,
     idempotency_key: Annotated[
         str | None, typer.Option(help="Makes a create safe to repeat for 24 hours.", metavar="KEY")
@@ -133,7 +132,7 @@ def _target(url: str, path: str) -> URL:
     try:
         origin = parse_origin(url.removesuffix("/"))
     except ConfigError as error:
-        raise InputError(f"--url (or {API_URL_VARIABLE}): {error}") from None
+        raise InputError(f"--url (or {CALL_URL_VARIABLE}): {error}") from None
     return URL(origin + path, encoded=True)
 
 

@@ -4,6 +4,7 @@
     ├── OperatorError            a person must mend it; its text is one sentence that says what to do; exit code 1
     │   ├── ConfigError            a setting
     │   ├── InputError             an argument, an address, an id, a URL
+    │   │   ├── CursorUnknown        of a page: altered, foreign, or of another list (core/pages.py)
     │   │   └── JsonMalformed        bytes that are not JSON, or can be read in two ways (core/jsonbody.py)
     │   ├── DatabaseUnusable       of a newer or altered schema, too old, wrong key
     │   ├── SealBroken             a sealed secret does not open (core/sealing.py)
@@ -11,6 +12,9 @@
     │   └── StreamStopped          a stream that must not go on by itself (C8)
     │       └── UndecodableLog       a log of a watched address that is not of the known form
     ├── TokenRejected            a request's token that does not authenticate it (core/tokens.py)
+    ├── TokenReplayed, StepUpRefused                        a change that may not be made (store/mutations.py)
+    ├── WebhookUnknown, VaultsUnknown                       (store/webhooks.py)
+    ├── TooManyWebhooks, IdempotencyConflict                (store/customers.py)
     ├── ReportInvalid            bytes that are not the file of a report (core/reports.py)
     ├── EgressRefused            a URL or address that may not be dialled (egress.py)
     ├── DatabaseUnavailable      lost or busy: start the transaction over from its reads

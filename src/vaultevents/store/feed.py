@@ -53,8 +53,7 @@ async def page(
     """The next events after a position; `since_ms` is inclusive, `until_ms` exclusive, both of `created_at`.
 
     Quiet events are among them. Raises `CursorUnknown` for a position of another epoch, or one that this server has
-    not come to: it was restored to an earlier time. Walks an index from the position on; a time that few events have
-    makes it walk far.
+    not come to: it was restored to an earlier time.
     """
     place = await connection.fetchrow(
         "select epoch, $1::text::xid8 < pg_snapshot_xmax(pg_current_snapshot()) as reached from feed",

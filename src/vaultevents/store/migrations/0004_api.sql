@@ -78,7 +78,9 @@ create table feed (
 );
 insert into feed default values;
 create index events_feed on events (account_id, committed_xid, seq);
+create index events_by_time on events (account_id, created_at_ms);
 create index deliveries_of_webhook on deliveries (webhook_id, id);
+create index deliveries_by_state on deliveries (webhook_id, state, id);
 
 -- The second wall between accounts: every statement of the API names its account, and runs besides in a role that sees the
 -- rows of one account only, and that can change neither events nor keys.
