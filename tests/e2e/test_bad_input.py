@@ -250,6 +250,11 @@ async def test_a_port_in_use_is_one_sentence(here: Place) -> None:
     assert "api.port" in ended.error
 
 
+async def test_an_argument_that_is_no_text(here: Place) -> None:
+    told = (await here.run("webhook", "remove", "acme", "wh-\udcff")).error
+    assert told == r"the argument 'wh-\udcff' is not UTF-8: write it in this encoding"
+
+
 async def test_only_an_api_that_is_off_is_refused(here: Place) -> None:
     here.configure(api='serve = "off"')
     assert 'api.serve is "off"' in (await here.run("run", "--only", "api")).error

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 import vaultevents
@@ -58,7 +59,16 @@ def _static(content: bytes, media_type: str) -> Callable[[Request], Response]:
 
 
 async def _answer(request: Request, error: Exception) -> Response:
-    return problems.response(_problem(error), request.scope["path"], request.scope["state"]["request_id"])
+    problem, path = _problem(error), request.scope["path"]
+    if problem.code == "method_not_allowed":
+        problem.headers["allow"] = ", ".join(_methods(request.app, path))
+    return problems.response(problem, path, request.scope["state"]["request_id"])
+
+
+def _methods(app: FastAPI, path: str) -> list[str]:
+    """All methods of a path; the framework names those of the first route alone (RFC 9110 §10.2.1)."""
+    routes = [route for route in app.routes if isinstance(route, Route) and route.path_regex.match(path)]
+    return sorted({method for route in routes for method in route.methods or ()})
 
 
 def _problem(error: Exception) -> Problem:
@@ -70,8 +80,8 @@ def _problem(error: Exception) -> Problem:
             return validation_failed([_invalid(one) for one in error.errors()])
         case HTTPException(status_code=404):
             return Problem("not_found", "there is nothing at this path: see /docs")
-        case HTTPException(status_code=405, headers=headers):
-            return Problem("method_not_allowed", "this path does not take that method: see /docs", headers=headers)
+        case HTTPException(status_code=405):
+            return Problem("method_not_allowed", "this path does not take that method: see the Allow header")
         case HTTPException(status_code=400):
             return Problem("json_malformed", "the body is not JSON")
         case CursorUnknown():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Sequence
 
 import typer
 
 from vaultevents.cli import access, call, demo, inspect, listen, operate, register, report
-from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable, VaulteventsError
+from vaultevents.core.errors import DatabaseUnavailable, InputError, SourceUnavailable, VaulteventsError
 from vaultevents.telemetry import redact
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ def main() -> None:
     Exit codes: 0 done, 1 a problem that is told in one sentence, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM.
     """
     try:
+        _check_arguments(sys.argv)
         app(prog_name="vaultevents")
     except (Exception, BaseExceptionGroup) as error:
         if problems := _problems(error):
@@ -46,6 +48,13 @@ def main() -> None:
         else:  # a bug: its traceback may quote a URL
             sys.stderr.write(redact("".join(traceback.format_exception(error))))
         sys.exit(1)
+
+
+def _check_arguments(arguments: Sequence[str]) -> None:
+    """Bytes that are no text come as lone surrogates, which no database and no message can hold."""
+    for argument in arguments:
+        if not argument.isascii() and argument.encode(errors="replace").decode() != argument:
+            raise InputError(f"the argument {argument[:80]!a} is not UTF-8: write it in this encoding")
 
 
 def _problems(error: BaseException) -> list[VaulteventsError]:
