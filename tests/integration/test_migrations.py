@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,7 +16,7 @@ from store_stories import rows, values
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable, InputError, WrongNetwork
 from vaultevents.core.units import Hash32
 from vaultevents.store import network, pool, status
-from vaultevents.store.embedded import ServerAddress
+from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
 from vaultevents.store.pool import Database, Migration, migrations, open_database
 
 pytestmark = pytest.mark.integration
@@ -168,6 +169,50 @@ async def test_a_user_who_may_not_make_a_schema_is_told_what_to_grant(any_postgr
     assert "grant it CREATE on the database" in text
     await admin.execute(f"drop role {role}")
     await admin.close()
+
+
+@pytest.fixture(params=["18", "16"])
+def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServerAddress]:
+    """A server where nobody has made the role of the API yet: roles are shared by all databases of a server."""
+    with EmbeddedPostgres(tmp_path / "postgres", major=request.param, durable=False) as address:
+        yield address
+
+
+async def test_a_user_who_may_not_make_roles_is_told_what_to_grant_and_each_way_works(
+    own_server: ServerAddress,
+) -> None:
+    admin = await asyncpg.connect(**own_server.connect_kwargs())
+    await admin.execute("create role modest login password 's3cr3t'")
+    await admin.execute("create schema vaultevents authorization modest")
+    modest = {**own_server.connect_kwargs(), "user": "modest", "password": "s3cr3t"}
+    text = await refusal(modest)
+    assert "grant it CREATE on the database and CREATEROLE, or make the schema 'vaultevents' for this user" in text
+    assert "and the role vaultevents_api, granted to this user" in text
+
+    await admin.execute("alter role modest createrole")
+    await told_apart(modest, "vaultevents")
+
+    await admin.execute("create role modester login password 's3cr3t'")  # finds the role made by another user
+    await admin.execute("create schema second authorization modester")
+    modester = {**modest, "user": "modester"}
+    with pytest.raises(DatabaseUnusable, match="the role vaultevents_api, granted to this user"):
+        await open_database(modester, schema="second")
+    await admin.execute("grant vaultevents_api to modester")
+    await told_apart(modester, "second")
+    await admin.close()
+
+
+async def told_apart(target: Mapping[str, Any], schema: str) -> None:
+    """Opens a schema, twice, and looks through the wall between two accounts."""
+    for _ in range(2):
+        opened = await open_database(target, schema=schema)
+        async with opened.transaction() as connection:
+            await connection.execute(
+                "insert into accounts (id, name) values ('acme', 'A'), ('umbra', 'U') on conflict do nothing"
+            )
+        async with opened.of_account("umbra") as connection:
+            assert [row["id"] for row in await connection.fetch("select id from accounts")] == ["umbra"]
+        await opened.close()
 
 
 async def kill_my_backend(database: Database, connection: pool.Connection) -> None:
