@@ -148,8 +148,8 @@ async def some_deliveries(database: Database, number: int) -> tuple[Outbox, Subs
     return outbox, subscription
 
 
-async def take(database: Database, limit: int = 500) -> Claim:
-    return await claim(database, limit, uuid4(), LEASE_S)
+async def take(database: Database, limit: int = 500, per_webhook: int = 10_000) -> Claim:
+    return await claim(database, limit, uuid4(), LEASE_S, per_webhook)
 
 
 def settlement(

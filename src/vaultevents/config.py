@@ -160,6 +160,10 @@ class DeliverySettings(Section):
         tuple[Annotated[int, Field(gt=0)], ...], NoDecode, BeforeValidator(_schedule), Field(min_length=1)
     ] = SCHEDULE_S
     concurrency: int = Field(default=64, ge=1, le=10_000)
+    per_webhook: int = Field(default=10, ge=1, le=1000)
+    park_after: int = Field(default=5, ge=1)
+    park_first_s: Seconds = 30.0
+    park_longest_s: Seconds = 600.0
     connect_timeout_s: Seconds = 5.0
     timeout_s: Annotated[Seconds, Field(lt=60)] = 15.0
     lease_s: Seconds = 60.0

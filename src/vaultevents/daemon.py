@@ -8,6 +8,7 @@ import random
 import socket
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from typing import Literal
 
 import structlog
@@ -20,6 +21,7 @@ from vaultevents.api.server import serve as answer
 from vaultevents.chain.execution import ExecutionChain
 from vaultevents.config import Settings
 from vaultevents.core.errors import ConfigError, DatabaseUnavailable, SourceUnavailable, VaulteventsError
+from vaultevents.core.streaks import Parking
 from vaultevents.core.tokens import TokenRules
 from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
 from vaultevents.dispatch.sender import Sender
@@ -131,6 +133,12 @@ async def _dispatch(settings: Settings, store: Store, clock: ServiceClock, stop:
     options = DispatchOptions(
         schedule_s=delivery.schedule,
         concurrency=delivery.concurrency,
+        per_webhook=delivery.per_webhook,
+        parking=Parking(
+            delivery.park_after,
+            timedelta(seconds=delivery.park_first_s),
+            timedelta(seconds=max(delivery.park_first_s, delivery.park_longest_s)),
+        ),
         lease_s=delivery.lease_s,
         poll_s=delivery.poll_interval_s,
         drain_s=delivery.timeout_s + 5,

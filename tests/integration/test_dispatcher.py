@@ -34,6 +34,7 @@ from store_stories import (
     webhook,
 )
 from vaultevents.core.errors import DatabaseUnavailable
+from vaultevents.core.streaks import Parking
 from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.devnet.certificates import issue
 from vaultevents.devnet.loopback import LoopbackServer
@@ -67,6 +68,7 @@ pytestmark = pytest.mark.integration
 
 LOOPBACK = UrlRules(allow=(parse_allow("127.0.0.0/8:*"),))
 QUICK_S = (0.02, 0.05, 0.1)
+NEVER = Parking(after=10**9)
 
 
 @pytest.fixture
@@ -82,7 +84,7 @@ async def dispatching(
     database: Database, ca_path: Path, *, total_timeout_s: float = 5.0, seed: int = 1, **options: Any
 ) -> AsyncIterator[asyncio.Event]:
     """A running dispatcher, and what stops it; at the end it is stopped, has drained, and the ledger adds up."""
-    settings = DispatchOptions(**{"schedule_s": QUICK_S, **options})
+    settings = DispatchOptions(**{"schedule_s": QUICK_S, "per_webhook": 1000, "parking": NEVER, **options})
     async with Sender(Guard(LOOPBACK), ca_file=ca_path, total_timeout_s=total_timeout_s) as sender:
         clock = ServiceClock(await database.now())
         running = Dispatcher(database, sender, {KEY.id: KEY}, clock, settings, random.Random(seed))
@@ -483,9 +485,9 @@ async def test_work_that_a_dead_process_held_is_done_when_its_lease_ends(
     box = await simple_world(any_database)
     hook = await subscribe(any_database, receivers, "hook")
     await commit(box, *(funding(number) for number in range(2_000)))
-    await claim(any_database, 1_999, UUID(int=1), 3600)
-    await claim(any_database, 1, UUID(int=2), 0.5)
-    async with dispatching(any_database, receivers.ca_path, poll_s=30):
+    await claim(any_database, 1_999, UUID(int=1), 3600, per_webhook=5_000)
+    await claim(any_database, 1, UUID(int=2), 0.5, per_webhook=5_000)
+    async with dispatching(any_database, receivers.ca_path, poll_s=30, per_webhook=5_000):
         await hook.arrivals(1, timeout_s=1.5)
         await until(any_database, {"delivered": 1, "scheduled": 1_999})
 
@@ -495,8 +497,8 @@ async def test_delivered_before_it_was_sent_would_be_seen(
 ) -> None:
     """Negative control: the ledger tells a delivery that nobody received."""
 
-    async def hasty(database: Database, limit: int, lease: UUID, lease_s: float) -> Claim:
-        claimed = await claim(database, limit, lease, lease_s)
+    async def hasty(database: Database, limit: int, lease: UUID, lease_s: float, per_webhook: int) -> Claim:
+        claimed = await claim(database, limit, lease, lease_s, per_webhook)
         async with database.transaction() as connection:
             await connection.execute(
                 "update deliveries set state = 'delivered', next_attempt_at = null, finished_at = db_now()"

@@ -206,6 +206,8 @@ async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
             "allow": ["127.0.0.0/8:*"],
             "ca_file": receivers.ca_path,
             "schedule": "1s, 1s, 2s, 5s, 10s",
+            "park_first_s": 0.1,
+            "park_longest_s": 0.5,
             "poll_interval_s": 0.2,
         },
         "api": {"port": 0},

@@ -21,9 +21,10 @@ from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.retries import SCHEDULE_S, Delivered, Exhausted, Gone, Outcome, Retry, Verdict, judge
 from vaultevents.core.sealing import MasterKey, Secret, open_sealed
 from vaultevents.core.signing import delivery_headers
+from vaultevents.core.streaks import DEFAULT_PARKING, Parking
 from vaultevents.dispatch.sender import Sender
 from vaultevents.store.clock import ServiceClock
-from vaultevents.store.deliveries import Delivery, SealedSecret, Settlement, claim, next_due_s, settle
+from vaultevents.store.deliveries import Delivery, Notice, SealedSecret, Settlement, claim, next_due_s, settle
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Database
 
 log = structlog.get_logger("dispatch")
@@ -35,10 +36,15 @@ RECONNECT_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class DispatchOptions:
-    """`concurrency`: attempts in flight; `lease_s` must exceed an attempt's deadline; `poll_s` bounds a lost NOTIFY."""
+    """`concurrency`: attempts in flight, `per_webhook` of them for one webhook.
+
+    `lease_s` must exceed an attempt's deadline; `poll_s` bounds a lost NOTIFY.
+    """
 
     schedule_s: Sequence[float] = SCHEDULE_S
     concurrency: int = 64
+    per_webhook: int = 10
+    parking: Parking = DEFAULT_PARKING
     lease_s: float = 60.0
     poll_s: float = 1.0
     drain_s: float = 20.0
@@ -97,7 +103,8 @@ class Dispatcher:
             wait_s = self._options.poll_s
             if free := min(self._options.concurrency - self._in_flight, BATCH):
                 try:
-                    claimed = await claim(self._database, free, uuid4(), self._options.lease_s)
+                    options = self._options
+                    claimed = await claim(self._database, free, uuid4(), options.lease_s, options.per_webhook)
                     self._clock.check(claimed.database_time)
                     for delivery in claimed.deliveries:
                         self._in_flight += 1
@@ -105,7 +112,7 @@ class Dispatcher:
                         self._attempts.add(attempt)
                         attempt.add_done_callback(self._attempts.discard)
                     if len(claimed.deliveries) < free:
-                        due_s = await next_due_s(self._database)
+                        due_s = await next_due_s(self._database, options.per_webhook)
                         wait_s = wait_s if due_s is None else min(wait_s, due_s)
                 except DatabaseUnavailable as error:
                     log.warning("dispatch_waits", problem=str(error), retry_in_s=RECONNECT_S)
@@ -159,13 +166,15 @@ class Dispatcher:
                 batch.append(self._finished.get_nowait())
             while True:
                 try:
-                    held = await settle(self._database, batch)
+                    settled = await settle(self._database, batch, self._options.parking)
                     break
                 except DatabaseUnavailable as error:
                     log.warning("settle_waits", problem=str(error), attempts=len(batch), retry_in_s=RECONNECT_S)
                     await asyncio.sleep(RECONNECT_S)
-            if held < len(batch):
-                log.warning("leases_lost", attempts=len(batch) - held)
+            if settled.held < len(batch):
+                log.warning("leases_lost", attempts=len(batch) - settled.held)
+            for notice in settled.notices:
+                _tell(notice)
             self._in_flight -= len(batch)
             self._wake.set()
 
@@ -179,6 +188,19 @@ class Dispatcher:
     async def _wake_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
         self._wake.set()
+
+
+def _tell(notice: Notice) -> None:
+    """Says what an operator should know, and what to do."""
+    streak = notice.streak
+    facts = {"webhook_id": notice.webhook_id, "failures": streak.failures, "failing_since": streak.first_failure_at}
+    match notice.kind:
+        case "parked":
+            log.info("webhook_parked", until=streak.parked_until, **facts)
+        case "failing":
+            log.warning("webhook_failing", advice="tell its owner: it is switched off at twice this time", **facts)
+        case "disabled":
+            log.warning("webhook_disabled", advice="its owner can switch it on again; nothing is lost", **facts)
 
 
 def _settlement(base: Settlement, verdict: Verdict) -> Settlement:

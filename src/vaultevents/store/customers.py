@@ -147,11 +147,10 @@ async def amend(change: Change, webhook_id: str, fields: dict[str, Any]) -> Stor
     }
     if all(getattr(old.webhook, name) == value for name, value in new.items()):
         return old
-    row = await connection.fetchrow(
+    await connection.execute(
         "update webhooks set url = $3, event_types = $4, vault_ids = $5, active = $6,"
-        " disabled_reason = case when $6 then null else disabled_reason end,"
-        " parked_until = case when $6 and not active then null else parked_until end"
-        " where account_id = $1 and id = $2 and deleted_at is null returning *",
+        " disabled_reason = case when $6 then null else disabled_reason end"
+        " where account_id = $1 and id = $2 and deleted_at is null",
         account_id,
         webhook_id,
         new["url"],
@@ -164,7 +163,7 @@ async def amend(change: Change, webhook_id: str, fields: dict[str, Any]) -> Stor
     if new["active"] and not old.webhook.active:
         await resume_parked(connection, webhook_id)
     await record_revision(connection, webhook_id)
-    return stored_webhook(row)
+    return await find(connection, account_id, webhook_id)
 
 
 async def delete(change: Change, webhook_id: str) -> None:

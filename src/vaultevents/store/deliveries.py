@@ -1,4 +1,4 @@
-"""The queue: claim due deliveries under a lease, settle their attempts in batches (architecture §5, D5, D14).
+"""The queue: claim due deliveries under a lease, settle their attempts in batches (D5-D8, D14).
 
 A claim sets a fresh lease token and moves `next_attempt_at` to the end of the lease, so a dead process's rows come
 due again by themselves. Every later write carries the token: whoever lost the lease changes nothing.
@@ -6,14 +6,15 @@ due again by themselves. Every later write carries the token: whoever lost the l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
+from vaultevents.core.streaks import DEFAULT_PARKING, Parking, Streak, failed, should_disable, should_warn
 from vaultevents.store.cursors import lock_registry
-from vaultevents.store.pool import Database
+from vaultevents.store.pool import Connection, Database, Record
 from vaultevents.store.webhooks import disable_webhook
 
 
@@ -66,31 +67,65 @@ class Settlement:
     gone: bool = False
 
 
-async def claim(database: Database, limit: int, lease: UUID, lease_s: float) -> Claim:
-    """Up to `limit` due deliveries, now leased to the caller; rows that others hold are skipped.
+async def claim(database: Database, limit: int, lease: UUID, lease_s: float, per_webhook: int = 10) -> Claim:
+    """Up to `limit` due deliveries, now leased to the caller; rows and webhooks that others hold are skipped.
 
-    Whatever is due for a parked webhook is put off to the end of its pause instead: it may have been in flight, or
-    with a dead process, when the pause began (D6).
+    No webhook has more than `per_webhook` in flight, in all processes together; one that is parked or paused gets
+    nothing, and one whose park just ended a single one (D8). First attempts go before retries; webhooks take turns.
     """
     async with database.transaction() as connection:
-        rows = await connection.fetch(_CLAIM, limit, lease, lease_s)
+        rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook)
         database_time = rows[0]["now"] if rows else await connection.fetchval("select db_now()")
     return Claim(tuple(_delivery(row, lease) for row in rows), database_time)
 
 
+# How many more of a webhook w may be in flight. While its failures are not forgotten, one is tried at a time.
+_FREE = """
+greatest(0, case when w.parks > 0 then 1 else {per_webhook} end - (
+    select count(*) from deliveries f
+    where f.webhook_id = w.id and f.lease is not null and f.state = 'scheduled' and f.next_attempt_at > db_now()))
+"""
+
+# `due` looks for first attempts and for retries apart, each along the index. The webhooks are locked, so that two
+# claimers never count the same free slots.
 _CLAIM = """
-with due as (
-    select d.id,
-        (select w.parked_until from webhooks w where w.id = d.webhook_id and w.parked_until > db_now()) as pause
-    from deliveries d
-    where d.state = 'scheduled' and d.next_attempt_at <= (select db_now())  -- once, so that the index can be asked
-    order by d.next_attempt_at limit $1
-    for update of d skip locked
+with clock as materialized (
+    select db_now() as now
+), open as materialized (
+    select w.id, (FREE)::integer as free
+    from webhooks w, clock
+    where w.active and w.deleted_at is null
+        and (w.paused_until is null or w.paused_until <= clock.now)
+        and (w.parked_until is null or w.parked_until <= clock.now)
+        and (exists (select from deliveries d where d.webhook_id = w.id and d.state = 'scheduled'
+                     and least(d.attempts, 1) = 0 and d.next_attempt_at <= clock.now)
+          or exists (select from deliveries d where d.webhook_id = w.id and d.state = 'scheduled'
+                     and least(d.attempts, 1) = 1 and d.next_attempt_at <= clock.now))
+    order by w.id for no key update of w skip locked
+), candidates as materialized (
+    select due.id, due.next_attempt_at,
+        row_number() over (partition by open.id order by due.retry, due.next_attempt_at) as turn
+    from open cross join clock cross join lateral (
+        (select d.id, d.next_attempt_at, false as retry from deliveries d
+         where d.webhook_id = open.id and d.state = 'scheduled' and least(d.attempts, 1) = 0
+            and d.next_attempt_at <= clock.now order by d.next_attempt_at limit open.free)
+        union all
+        (select d.id, d.next_attempt_at, true from deliveries d
+         where d.webhook_id = open.id and d.state = 'scheduled' and least(d.attempts, 1) = 1
+            and d.next_attempt_at <= clock.now order by d.next_attempt_at limit open.free)
+        order by retry, next_attempt_at limit open.free
+    ) due
+), chosen as (
+    select id from candidates order by turn, next_attempt_at limit $1
+), due as (
+    select d.id from deliveries d
+    where d.id = any(array(select id from chosen))
+        and d.state = 'scheduled' and d.next_attempt_at <= (select now from clock)
+    for update skip locked
 ), leased as (
-    update deliveries d set lease = case when due.pause is null then $2::uuid end,
-        next_attempt_at = coalesce(due.pause, db_now() + make_interval(secs => $3))
+    update deliveries d set lease = $2::uuid, next_attempt_at = db_now() + make_interval(secs => $3)
     from due where d.id = due.id
-    returning d.id, d.event_seq, d.webhook_id, d.attempts, d.lease
+    returning d.id, d.event_seq, d.webhook_id, d.attempts
 )
 select l.id, l.attempts, e.id as event_id, e.body, w.id as webhook_id, w.url, db_now() as now,
     array(select s.key_id from webhook_secrets s where s.webhook_id = w.id
@@ -98,8 +133,7 @@ select l.id, l.attempts, e.id as event_id, e.body, w.id as webhook_id, w.url, db
     array(select s.sealed from webhook_secrets s where s.webhook_id = w.id
           and (s.valid_until is null or s.valid_until > db_now()) order by s.created_at desc) as sealed
 from leased l join events e on e.seq = l.event_seq join webhooks w on w.id = l.webhook_id
-where l.lease is not null
-"""
+""".replace("FREE", _FREE.format(per_webhook="$4"))
 
 
 def _delivery(row: object, lease: UUID) -> Delivery:
@@ -117,20 +151,35 @@ def _delivery(row: object, lease: UUID) -> Delivery:
     )
 
 
-async def settle(database: Database, settlements: Sequence[Settlement]) -> int:
-    """Writes finished attempts and their deliveries' new states; returns how many leases were still held.
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What an operator should know: a webhook is `parked`, `failing` (at half time before it is off), `disabled`."""
+
+    kind: Literal["parked", "failing", "disabled"]
+    webhook_id: str
+    streak: Streak
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """How many leases were still held, and what became of the webhooks."""
+
+    held: int
+    notices: tuple[Notice, ...] = ()
+
+
+async def settle(database: Database, settlements: Sequence[Settlement], parking: Parking = DEFAULT_PARKING) -> Settled:
+    """Writes finished attempts, their deliveries' new states and the streaks of their webhooks.
 
     A delivery that was cancelled or parked meanwhile keeps that state unless the attempt succeeded, or was the last
-    one of a parked delivery (D14). A pause or a 410 counts only with its lease.
+    one of a parked delivery (D14). Nothing counts without its lease.
     """
     if not settlements:
-        return 0
+        return Settled(0)
     async with database.transaction() as connection:
         if any(settlement.gone for settlement in settlements):
             await lock_registry(connection)
-        changing = sorted({one.delivery.webhook_id for one in settlements if one.gone or one.park_s})
-        if changing:  # before any delivery: the lock order
-            await connection.execute(_LOCK_WEBHOOKS, changing)
+        streaks, now = await _lock_streaks(connection, settlements)  # before any delivery: the lock order
         rows = await connection.fetch(
             _SETTLE,
             [settlement.delivery.id for settlement in settlements],
@@ -145,22 +194,17 @@ async def settle(database: Database, settlements: Sequence[Settlement]) -> int:
             [settlement.excerpt for settlement in settlements],
             [settlement.address for settlement in settlements],
         )
-        held = {row["delivery_id"] for row in rows}
-        pauses: dict[str, float] = {}
-        for settlement in settlements:
-            if settlement.park_s and settlement.delivery.id in held:
-                webhook_id = settlement.delivery.webhook_id
-                pauses[webhook_id] = max(settlement.park_s, pauses.get(webhook_id, 0.0))
-        for webhook_id, seconds in sorted(pauses.items()):
+        ids = {row["delivery_id"] for row in rows}
+        held = [settlement for settlement in settlements if settlement.delivery.id in ids]
+        for webhook_id, seconds in sorted(_pauses(held).items()):
             await connection.execute(_PAUSE, webhook_id, seconds)
-        for webhook_id in sorted(
-            {one.delivery.webhook_id for one in settlements if one.gone and one.delivery.id in held}
-        ):
+        notices = await _keep_streaks(connection, streaks, held, now, parking)
+        for webhook_id in sorted({one.delivery.webhook_id for one in held if one.gone}):
             await disable_webhook(connection, webhook_id, "gone")
-    return len(held)
+    failing = sorted({notice.webhook_id for notice in notices if should_disable(notice.streak, now)})
+    disabled = [await _disable_failing(database, webhook_id) for webhook_id in failing]
+    return Settled(len(held), (*notices, *(notice for notice in disabled if notice is not None)))
 
-
-_LOCK_WEBHOOKS = "select 1 from webhooks where id = any($1) order by id for no key update"
 
 _SETTLE = """
 with result as (
@@ -186,24 +230,112 @@ returning delivery_id
 """
 
 _PAUSE = """
-with pause as (
-    update webhooks set parked_until = greatest(parked_until, db_now() + make_interval(secs => $2)) where id = $1
-    returning parked_until
-), waiting as (
-    select id from deliveries where webhook_id = $1 and state = 'scheduled' and lease is null order by id for update
-)
-update deliveries d set next_attempt_at = greatest(d.next_attempt_at, pause.parked_until)
-from pause, waiting where d.id = waiting.id
+update webhooks set paused_until = greatest(paused_until, db_now() + make_interval(secs => $2)) where id = $1
 """
 
 
-async def next_due_s(database: Database) -> float | None:
-    """Seconds until the next delivery comes due (0 for now), or None when nothing is scheduled."""
-    async with database.transaction() as connection:
-        due = await connection.fetchval(
-            "select extract(epoch from min(next_attempt_at) - db_now()) from deliveries where state = 'scheduled'"
+def _pauses(settlements: Iterable[Settlement]) -> dict[str, float]:
+    """The longest pause that each webhook's receiver asked for (D6)."""
+    pauses: dict[str, float] = {}
+    for settlement in settlements:
+        if settlement.park_s:
+            webhook_id = settlement.delivery.webhook_id
+            pauses[webhook_id] = max(settlement.park_s, pauses.get(webhook_id, 0.0))
+    return pauses
+
+
+async def _lock_streaks(
+    connection: Connection, settlements: Sequence[Settlement]
+) -> tuple[dict[str, tuple[Streak, bool]], datetime]:
+    """The streaks that these attempts may change, with whether the operator was warned; and the database's time."""
+    failing = {one.delivery.webhook_id for one in settlements if one.state != "delivered"}
+    rows = await connection.fetch(_STREAKS, sorted(failing), sorted({one.delivery.webhook_id for one in settlements}))
+    now = rows[0]["now"] if rows else await connection.fetchval("select db_now()")
+    return {row["id"]: (_streak(row), row["warned_at"] is not None) for row in rows}, now
+
+
+_STREAKS = """
+select id, failures, first_failure_at, last_failure_at, parks, parked_until, warned_at, db_now() as now from webhooks
+where id = any($1) or (id = any($2) and failures > 0) order by id for no key update
+"""
+
+
+def _streak(row: Record) -> Streak:
+    return Streak(row["failures"], row["first_failure_at"], row["last_failure_at"], row["parks"], row["parked_until"])
+
+
+async def _keep_streaks(
+    connection: Connection,
+    streaks: Mapping[str, tuple[Streak, bool]],
+    settlements: Iterable[Settlement],
+    now: datetime,
+    parking: Parking,
+) -> list[Notice]:
+    """Counts failures, forgets them at a success, and tells what an operator should know."""
+    present = {webhook_id: streak for webhook_id, (streak, _) in streaks.items()}
+    for settlement in settlements:
+        webhook_id = settlement.delivery.webhook_id
+        if settlement.state == "delivered":
+            present[webhook_id] = Streak()
+        else:
+            present[webhook_id] = failed(present.get(webhook_id, Streak()), settlement.started_at, now, parking)
+    notices = []
+    for webhook_id, (old, warned) in streaks.items():
+        new = present[webhook_id]
+        if new == old:
+            continue
+        warn = should_warn(new, now)
+        if new.parks > old.parks:
+            notices.append(Notice("parked", webhook_id, new))
+        if warn and not warned:
+            notices.append(Notice("failing", webhook_id, new))
+        await connection.execute(
+            "update webhooks set failures = $2, first_failure_at = $3, last_failure_at = $4, parks = $5,"
+            " parked_until = $6, warned_at = case when $7 then coalesce(warned_at, db_now()) end where id = $1",
+            webhook_id,
+            new.failures,
+            new.first_failure_at,
+            new.last_failure_at,
+            new.parks,
+            new.parked_until,
+            warn,
         )
+    return notices
+
+
+async def _disable_failing(database: Database, webhook_id: str) -> Notice | None:
+    """Switches a webhook off whose failures have lasted (D7), unless somebody was quicker or it succeeded meanwhile."""
+    async with database.transaction() as connection:
+        await lock_registry(connection)
+        row = await connection.fetchrow(
+            "select *, db_now() as now from webhooks where id = $1 and active for no key update", webhook_id
+        )
+        if row is None or not should_disable(streak := _streak(row), row["now"]):
+            return None
+        await disable_webhook(connection, webhook_id, "failing")
+        return Notice("disabled", webhook_id, streak)
+
+
+async def next_due_s(database: Database, per_webhook: int = 10) -> float | None:
+    """Seconds until something can be claimed (0 for now), or None when nothing is scheduled.
+
+    A webhook that has all in flight that it may is left out: whoever settles for it looks again.
+    """
+    async with database.transaction() as connection:
+        due = await connection.fetchval(_NEXT_DUE, per_webhook)
     return None if due is None else max(0.0, float(due))
+
+
+_NEXT_DUE = """
+select extract(epoch from min(greatest(w.paused_until, w.parked_until, least(
+    (select min(d.next_attempt_at) from deliveries d
+     where d.webhook_id = w.id and d.state = 'scheduled' and least(d.attempts, 1) = 0),
+    (select min(d.next_attempt_at) from deliveries d
+     where d.webhook_id = w.id and d.state = 'scheduled' and least(d.attempts, 1) = 1)
+))) - db_now())
+from webhooks w where w.active and w.deleted_at is null and (FREE) > 0
+    and exists (select from deliveries d where d.webhook_id = w.id and d.state = 'scheduled')
+""".replace("FREE", _FREE.format(per_webhook="$1"))
 
 
 async def counts(database: Database) -> dict[str, int]:

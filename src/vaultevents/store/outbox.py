@@ -239,8 +239,8 @@ async def _fan_out(connection: Connection, fresh: Sequence[tuple[int, Event]]) -
         return
     await connection.execute(
         "insert into deliveries (event_seq, webhook_id, state, next_attempt_at)"
-        " select p.seq, p.webhook_id, 'scheduled', greatest(db_now(), w.parked_until)"
-        " from unnest($1::bigint[], $2::text[]) as p (seq, webhook_id) join webhooks w on w.id = p.webhook_id",
+        " select p.seq, p.webhook_id, 'scheduled', db_now()"
+        " from unnest($1::bigint[], $2::text[]) as p (seq, webhook_id)",
         [seq for seq, _ in pairs],
         [webhook_id for _, webhook_id in pairs],
     )

@@ -154,10 +154,15 @@ async def park_pending(connection: Connection, webhook_id: str) -> None:
 
 
 async def resume_parked(connection: Connection, webhook_id: str) -> None:
-    """What was parked is due at once, with the number of its next attempt as it was (D9).
+    """What was parked is due at once, with the number of its next attempt as it was (D9); failures are forgotten (A5).
 
     What may still be in flight is due when that attempt must be over, lest it is sent twice.
     """
+    await connection.execute(
+        "update webhooks set failures = 0, first_failure_at = null, last_failure_at = null, parks = 0,"
+        " parked_until = null, paused_until = null, warned_at = null where id = $1",
+        webhook_id,
+    )
     await connection.execute(
         "with parked as (select id from deliveries where webhook_id = $1 and state = 'parked' order by id for update)"
         " update deliveries d set state = 'scheduled', next_attempt_at ="
@@ -180,7 +185,12 @@ async def sealed_key_ids(database: Database) -> set[str]:
 
 
 def stored_webhook(row: Record) -> StoredWebhook:
-    return StoredWebhook(_webhook(row), row["created_at"], row["disabled_reason"], row["parked_until"])
+    return StoredWebhook(_webhook(row), row["created_at"], row["disabled_reason"], _parked_until(row))
+
+
+def _parked_until(row: Record) -> datetime | None:
+    """When deliveries go on: after what the receiver asked for and what its failures cost."""
+    return max((end for end in (row["paused_until"], row["parked_until"]) if end is not None), default=None)
 
 
 def _webhook(row: Record) -> Webhook:

@@ -1,0 +1,178 @@
+"""A dead receiver delays nobody and is switched off in the end; nothing is lost or sent twice by that (D7, D8)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from step_up_stories import changing, enrolled
+from store_stories import (
+    assert_ledger,
+    commit,
+    funding,
+    rows,
+    settlement,
+    shift_clock,
+    simple_world,
+    some_deliveries,
+    states,
+    take,
+    values,
+    webhook,
+)
+from vaultevents.store import customers
+from vaultevents.store.deliveries import Delivery, Notice, Settled, next_due_s, settle
+from vaultevents.store.pool import Database
+
+pytestmark = pytest.mark.integration
+
+HOUR_S = 3600.0
+
+
+async def fail(database: Database, deliveries: Iterable[Delivery], after_s: float = 5.0) -> Settled:
+    """Settles attempts that began now and were answered with 500."""
+    now = await database.now()
+    attempts = [settlement(one, "scheduled", 500, after_s=after_s) for one in deliveries]
+    return await settle(database, [replace(one, started_at=now) for one in attempts])
+
+
+async def succeed(database: Database, deliveries: Iterable[Delivery]) -> Settled:
+    return await settle(database, [settlement(one) for one in deliveries])
+
+
+def kinds(notices: Iterable[Notice]) -> list[str]:
+    return [notice.kind for notice in notices]
+
+
+async def claimed(database: Database, limit: int = 500, per_webhook: int = 10) -> tuple[Delivery, ...]:
+    return (await take(database, limit, per_webhook)).deliveries
+
+
+async def test_no_webhook_has_more_in_flight_than_it_may(any_database: Database) -> None:
+    await some_deliveries(any_database, 25)
+    first = await claimed(any_database)
+    assert len(first) == 10
+    assert await claimed(any_database) == ()
+    assert await next_due_s(any_database) is None  # whoever settles looks again
+    await succeed(any_database, first[:3])
+    assert await next_due_s(any_database) == 0
+    assert len(await claimed(any_database)) == 3
+    await shift_clock(any_database, 61)  # the leases are over: what is left of a dead process comes again
+    assert len(await claimed(any_database)) == 10
+
+
+async def test_two_processes_together_give_a_webhook_no_more_than_it_may_have(any_database: Database) -> None:
+    await some_deliveries(any_database, 100)
+    shares = await asyncio.gather(*(claimed(any_database, 20) for _ in range(8)))
+    assert sum(map(len, shares)) == 10
+
+
+async def test_webhooks_take_turns(any_database: Database) -> None:
+    outbox = await simple_world(any_database)
+    subscriptions = [await webhook(any_database) for _ in range(4)]
+    await commit(outbox, *(funding(number) for number in range(20)))
+    assert Counter(one.webhook_id for one in await claimed(any_database, 12)) == {one.id: 3 for one in subscriptions}
+
+
+async def test_first_attempts_never_wait_behind_retries(any_database: Database) -> None:
+    outbox, _ = await some_deliveries(any_database, 4)
+    await fail(any_database, await claimed(any_database), after_s=1.0)
+    await shift_clock(any_database, 100)
+    await commit(outbox, funding(50), funding(51))
+    attempts = [one.attempt for one in await claimed(any_database, 3)]
+    assert sorted(attempts) == [1, 1, 2]
+
+
+async def test_after_five_failures_in_a_row_one_is_tried_after_each_pause(any_database: Database) -> None:
+    outbox, dead = await some_deliveries(any_database, 8)
+    healthy = await webhook(any_database)
+    assert kinds((await fail(any_database, await claimed(any_database, 4))).notices) == []
+    last = await fail(any_database, await claimed(any_database, 1))
+    assert kinds(last.notices) == ["parked"]
+    assert await claimed(any_database) == ()
+    await commit(outbox, funding(60))
+    assert [one.webhook_id for one in await claimed(any_database)] == [healthy.id]
+    at_s = 0.0
+    for pause_s in (30, 60, 120, 240, 480, 600, 600):
+        due_s = await next_due_s(any_database)
+        assert due_s is not None
+        await shift_clock(any_database, at_s + pause_s - 2)
+        assert [one for one in await claimed(any_database) if one.webhook_id == dead.id] == []
+        at_s += pause_s + 1
+        await shift_clock(any_database, at_s)
+        probe = [one for one in await claimed(any_database) if one.webhook_id == dead.id]
+        assert len(probe) == 1
+        assert kinds((await fail(any_database, probe, after_s=1.0)).notices) == ["parked"]
+    await assert_ledger(any_database)
+
+
+async def test_a_success_ends_the_streak_and_releases_all(any_database: Database) -> None:
+    await some_deliveries(any_database, 12)
+    await fail(any_database, await claimed(any_database, 5))
+    await shift_clock(any_database, 31)
+    (probe,) = await claimed(any_database)
+    await succeed(any_database, [probe])
+    assert len(await claimed(any_database)) == 10
+    assert await rows(any_database, "select failures, parks, parked_until, first_failure_at from webhooks") == [
+        {"failures": 0, "parks": 0, "parked_until": None, "first_failure_at": None}
+    ]
+
+
+async def test_ten_failures_at_once_park_once(any_database: Database) -> None:
+    await some_deliveries(any_database, 12)
+    assert kinds((await fail(any_database, await claimed(any_database))).notices) == ["parked"]
+    assert await values(any_database, "select parks from webhooks") == [1]
+
+
+async def test_a_receiver_that_is_down_for_five_days_is_switched_off_and_loses_nothing(any_database: Database) -> None:
+    outbox, one = await some_deliveries(any_database, 30)
+    told: list[tuple[int, str]] = []
+    for hour in range(8 * 24):
+        await shift_clock(any_database, hour * HOUR_S)
+        if found := await claimed(any_database):
+            notices = (await fail(any_database, found)).notices
+            told += [(hour, notice.kind) for notice in notices if notice.kind != "parked"]
+    assert told == [(60, "failing"), (120, "disabled")]
+    (stored,) = await rows(any_database, "select active, disabled_reason from webhooks")
+    assert stored == {"active": False, "disabled_reason": "failing"}
+    assert await states(any_database) == {"parked": 30}
+    await commit(outbox, funding(70))  # while it is off: stored, and sent only if somebody asks for it
+    assert await states(any_database) == {"parked": 30}
+    acme = await enrolled(any_database)
+    async with changing(any_database, acme) as change:
+        await customers.amend(change, one.id, {"active": True})
+    while found := await claimed(any_database):
+        await succeed(any_database, found)
+    assert await states(any_database) == {"delivered": 30}
+    assert await values(any_database, "select distinct failures from webhooks") == [0]
+    await assert_ledger(any_database)
+
+
+async def test_sporadic_failures_never_switch_off(any_database: Database) -> None:
+    """Half of all attempts fail for eight days."""
+    outbox, _ = await some_deliveries(any_database, 1)
+    failures = 0
+    for hour in range(8 * 24):
+        await shift_clock(any_database, hour * HOUR_S)
+        await commit(outbox, funding(1000 + hour))
+        first, *others = await claimed(any_database)
+        assert kinds((await fail(any_database, [first])).notices) == []
+        failures += 1
+        await succeed(any_database, others)
+    assert failures == 8 * 24
+    assert await values(any_database, "select active from webhooks") == [True]
+    assert await values(any_database, "select failures from webhooks") <= [1]
+
+
+async def test_a_pause_that_the_receiver_asked_for_outlives_a_success(any_database: Database) -> None:
+    await some_deliveries(any_database, 5)
+    busy, fine, *_ = await claimed(any_database, 2)
+    await settle(any_database, [settlement(busy, "scheduled", 429, after_s=600.0, park_s=600.0)])
+    await succeed(any_database, [fine])
+    assert await claimed(any_database) == ()
+    await shift_clock(any_database, 601)
+    assert len(await claimed(any_database)) == 4
