@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pyotp
@@ -45,6 +46,17 @@ class Clock:
 
     def now_s(self) -> float:
         return time.time() + self.ahead_s
+
+
+class FrozenClock(Clock):
+    """One that stands still, except for what the test lets pass."""
+
+    def __init__(self, at_s: float) -> None:
+        super().__init__()
+        self.at_s = at_s
+
+    def now_s(self) -> float:
+        return self.at_s + self.ahead_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +200,35 @@ class Api:
             method, url, headers=headers, data=body or None, allow_redirects=False
         ) as answer:
             return Answer(answer.status, {k.lower(): v for k, v in answer.headers.items()}, await answer.read())
+
+
+async def exchange(url: str, request: bytes) -> Answer:
+    """Sends bytes as they are and reads one answer; the connection is this exchange's own."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    try:
+        writer.write(request)
+        async with asyncio.timeout(20):
+            return await read_answer(reader)
+    finally:
+        writer.close()
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer:
+    """One HTTP/1.1 answer."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    status, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return Answer(int(status.split()[1]), headers, body)
+
+
+def request_bytes(method: str, target: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
+    """A request as it goes over the wire."""
+    framing = {"content-length": str(len(body))} if body else {}
+    lines = [f"{method} {target} HTTP/1.1", "host: api.example.org"]
+    lines += [f"{name}: {value}" for name, value in {**headers, **framing}.items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
 @asynccontextmanager
