@@ -38,7 +38,16 @@ def bind(options: ServerOptions) -> socket.socket:
         family, *_, address = socket.getaddrinfo(
             options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        return socket.create_server((address[0], address[1]), family=family, backlog=BACKLOG)
+        # with its protocol, or asyncio does not know that it is TCP and lets answers wait for acknowledgements
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        return listener
     except OSError as error:
         # asyncio and socket put words of their own around the system's; a name that is not found has only these
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
