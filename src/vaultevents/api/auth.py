@@ -160,7 +160,7 @@ def _header(scope: Scope, name: bytes) -> str | None:
     found = [value for other, value in scope["headers"] if other == name]
     if len(found) > 1:
         raise Problem("request_malformed", f"send the header '{name.decode()}' once")
-    return found[0].decode("latin-1") if found else None
+    return found[0].decode("latin-1").strip(" \t") if found else None  # white space around a value is not part of it
 
 
 def _token(authorization: str) -> Token:
