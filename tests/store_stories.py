@@ -22,6 +22,7 @@ from vaultevents.core.webhooks import Webhook
 from vaultevents.store import accounts, cursors, webhooks
 from vaultevents.store.deliveries import Claim, Delivery, Settlement, claim
 from vaultevents.store.embedded import ServerAddress
+from vaultevents.store.ledger import audit
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 from vaultevents.store.pool import Connection, Database, open_database
 
@@ -226,49 +227,6 @@ async def own_database(server: ServerAddress, pool_size: int = 8) -> AsyncIterat
         await admin.close()
 
 
-# What was due by the filters of the moment, told from the history of the filters alone.
-_DUE = """
-with due as (
-    select e.seq as event_seq, f.webhook_id
-    from events e cross join lateral (
-        select distinct on (r.webhook_id) r.* from webhook_revisions r
-        where r.revision <= e.filter_revision order by r.webhook_id, r.revision desc
-    ) f
-    where not e.quiet and f.active and f.account_id = e.account_id
-        and (f.event_types is null or e.event_type = any(f.event_types))
-        and (f.vault_ids is null or e.vault_id = any(f.vault_ids))
-)
-select coalesce(d.event_seq, due.event_seq) as event, coalesce(d.webhook_id, due.webhook_id) as webhook,
-    case when d.id is null then 'is missing' else 'was never due' end as problem
-from due full join deliveries d using (event_seq, webhook_id)
-where d.id is null or due.webhook_id is null
-"""
-
-_BROKEN = """
-with told as (
-    select d.*, w.active, w.deleted_at is not null as deleted, count(a.number) as posted, min(a.number) as lowest,
-        max(a.number) as highest, count(a.number) filter (where a.status between 200 and 299) as accepted,
-        coalesce(bool_or((a.status is null) = (a.error is null)) filter (where a.number is not null), false) as unclear
-    from deliveries d join webhooks w on w.id = d.webhook_id left join attempts a on a.delivery_id = d.id
-    group by d.id, w.id
-)
-select id, state, problem from told, lateral (values
-    ('attempts are not its attempt rows', attempts <> posted),
-    ('attempt rows are not numbered 1, 2, 3 …', posted > 0 and (lowest <> 1 or highest <> posted)),
-    ('an attempt has neither or both of status and error', unclear),
-    ('delivered without a 2xx, or a 2xx without being delivered', (state = 'delivered') <> (accepted > 0)),
-    ('attempted again after a 2xx', accepted > 1),
-    ('exhausted without an attempt', state = 'exhausted' and posted = 0),
-    ('scheduled without a time, or the other way round', (state = 'scheduled') <> (next_attempt_at is not null)),
-    ('finished without saying when, or the other way round',
-        (state in ('delivered', 'exhausted', 'cancelled')) <> (finished_at is not null)),
-    ('pending for a deleted webhook', deleted and state in ('scheduled', 'parked')),
-    ('cancelled for a webhook that is there', not deleted and state = 'cancelled'),
-    ('due for a webhook that is off', not active and state = 'scheduled')
-) as rule (problem, broken) where broken
-"""
-
-
 async def assert_ledger(database: Database) -> None:
     """Each event × webhook that matched at fan-out has exactly one delivery, and its state is what was posted."""
     async with database.transaction() as connection:
@@ -276,8 +234,10 @@ async def assert_ledger(database: Database) -> None:
     assert not problems, problems
 
 
-async def ledger_problems(connection: Connection) -> list[dict[str, Any]]:
-    return [dict(row) for query in (_DUE, _BROKEN) for row in await connection.fetch(f"{query} limit 5")]
+async def ledger_problems(connection: Connection) -> list[str]:
+    """What `audit` finds, each with its event and webhook."""
+    found = await audit(connection)
+    return [f"{one.event_id} {one.webhook_id}: {one.problem}" for one in found.breaches]
 
 
 async def assert_delivered(database: Database, number: int) -> None:

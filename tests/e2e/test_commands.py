@@ -270,6 +270,32 @@ async def alter(here: Place, server: ServerAddress, whole: tuple[str, ...]) -> N
     assert b"{}" in (await stored(server, here)).values()
 
 
+async def test_audit_proves_the_ledger_and_names_what_breaks_it(here: Place, server: ServerAddress) -> None:
+    hooks = await here.subscribed()
+    running = await here.shell.start("run")
+    await until(lambda: all(delivered(hook).keys() >= wanted(here.world, name) for name, hook in hooks.items()))
+    (await running.end()).ok()
+    clean = (await here.run("audit", "deliveries", "--json")).ok()
+    told = clean.json
+    assert (told["ok"], told["broken"], told["breaches"]) == (True, 0, [])
+    assert told["states"] == {"delivered": sum(len(delivered(hook)) for hook in hooks.values())}
+    assert (await here.run("audit", "deliveries", "--json")).ok().json["accounts"] == told["accounts"]
+    assert "it adds up: no breach" in (await here.run("audit", "deliveries")).ok().stdout
+    one = told["accounts"][0]["account_id"]
+    assert (await here.run("audit", "deliveries", "--account", one, "--json")).ok().json["accounts"] == [
+        told["accounts"][0]
+    ]
+    assert "there is no account 'nobody'" in (await here.run("audit", "deliveries", "--account", "nobody")).error
+    async with asking(server, here.schema) as connection:
+        await connection.execute("delete from attempts where delivery_id = (select min(id) from deliveries)")
+        await connection.execute("delete from deliveries where id = (select min(id) from deliveries)")
+    broken = await here.run("audit", "deliveries")
+    assert broken.code == 1
+    assert "is missing" in broken.stdout
+    assert "1 in all" in broken.stdout
+    assert (await here.run("audit", "deliveries", "--json")).json["broken"] == 1
+
+
 async def test_replay_refuses_what_is_not_final_or_would_be_silenced(here: Place) -> None:
     head = here.world.chain.finalized_number
     assert head is not None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from vaultevents.cli import access, call, demo, inspect, listen, operate, register, report
+from vaultevents.cli import access, audit, call, demo, inspect, listen, operate, register, report
 from vaultevents.core.errors import DatabaseUnavailable, InputError, SourceUnavailable, VaulteventsError
 from vaultevents.telemetry import redact
 
@@ -32,6 +32,7 @@ app.add_typer(register.webhook, name="webhook")
 app.add_typer(access.key, name="key")
 app.add_typer(access.mfa, name="mfa")
 app.add_typer(report.report, name="report")
+app.add_typer(audit.audit, name="audit")
 
 
 def main() -> None:
