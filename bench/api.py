@@ -82,9 +82,9 @@ async def prepare(folder: Path) -> Any:
         PublicFormat,
     )
 
+    from vaultevents.core.rsakeys import fingerprint, parse_public_key
     from vaultevents.core.sealing import MasterKey, Secret, keyed_hash
     from vaultevents.core.signing import new_secret
-    from vaultevents.core.tokens import fingerprint, parse_public_key
     from vaultevents.core.webhooks import Webhook
     from vaultevents.store import accounts, apikeys, webhooks
     from vaultevents.store.embedded import EmbeddedPostgres
@@ -121,7 +121,8 @@ async def prepare(folder: Path) -> Any:
 
 def sign(folder: str, first: int, count: int) -> list[bytes]:
     """`count` whole requests, each with a token of its own."""
-    from vaultevents.core.tokens import load_private_key, sign_request
+    from vaultevents.core.rsakeys import load_private_key
+    from vaultevents.core.tokens import sign_request
 
     pair = load_private_key(Path(folder, "key.pem").read_bytes())
     api_key = json.loads(Path(folder, "facts.json").read_text())["api_key"]

@@ -26,9 +26,10 @@ from vaultevents.api.app import build
 from vaultevents.api.handlers import Desk
 from vaultevents.api.limits import Rate
 from vaultevents.api.server import ServerOptions, bind, serve, url_of
+from vaultevents.core.rsakeys import fingerprint, parse_public_key
 from vaultevents.core.sealing import KEY_BYTES, NONCE_BYTES, keyed_hash
 from vaultevents.core.stepup import SEED_BYTES, new_seed
-from vaultevents.core.tokens import TokenRules, fingerprint, parse_public_key, sign_request
+from vaultevents.core.tokens import TokenRules, sign_request
 from vaultevents.core.webhooks import UrlRules
 from vaultevents.store import apikeys, mfa
 from vaultevents.store.pool import Database

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from command_line import PROGRAM, Ended, Place, asking, place
 from vaultevents.api.problems import CODES
-from vaultevents.core.tokens import fingerprint, parse_public_key
+from vaultevents.core.rsakeys import fingerprint, parse_public_key
 from vaultevents.devnet.world import World
 from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
 

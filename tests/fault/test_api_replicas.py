@@ -20,9 +20,10 @@ import pytest
 from api_worlds import key_pair, public_pem
 from command_line import Place, Running, asking, place
 from vaultevents import config
+from vaultevents.core.rsakeys import fingerprint, parse_public_key
 from vaultevents.core.sealing import NONCE_BYTES, keyed_hash
 from vaultevents.core.stepup import SEED_BYTES, STEP_S, new_seed
-from vaultevents.core.tokens import fingerprint, parse_public_key, sign_request
+from vaultevents.core.tokens import sign_request
 from vaultevents.devnet.world import World
 from vaultevents.opening import open_hash_key, open_store
 from vaultevents.store import accounts, apikeys, mfa

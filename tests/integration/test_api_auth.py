@@ -26,7 +26,8 @@ from store_stories import shift_clock
 from tokens_corpus import FORGED, GOLDEN, ORIGIN, Client, Sent, cached_key
 from vaultevents.api.limits import Rate
 from vaultevents.api.server import ServerOptions
-from vaultevents.core.tokens import TokenRules, fingerprint, parse_public_key
+from vaultevents.core.rsakeys import fingerprint, parse_public_key
+from vaultevents.core.tokens import TokenRules
 from vaultevents.store import apikeys
 from vaultevents.store.embedded import ServerAddress
 from vaultevents.store.pool import Database

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tokens_corpus import GOLDEN, ORIGIN, Client, Golden, Sent, base64url, cached_key, quoted
 from vaultevents.core.errors import ConfigError, InputError
 from vaultevents.core.jsonbody import JsonMalformed, JsonValue, parse_json, same_value
+from vaultevents.core.rsakeys import parse_public_key
 from vaultevents.core.sealing import Secret
 from vaultevents.core.stepup import lock_s, matching_step, new_seed
 from vaultevents.core.tokens import (
@@ -24,7 +25,6 @@ from vaultevents.core.tokens import (
     TokenRules,
     check_claims,
     parse_origin,
-    parse_public_key,
     read_token,
     replay_digest,
     sign_request,

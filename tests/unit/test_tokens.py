@@ -25,16 +25,13 @@ from cryptography.hazmat.primitives.serialization import (
 
 from tokens_corpus import BODY, FORGED, GOLDEN, ORIGIN, Client, Sent, cached_key, quoted
 from vaultevents.core.errors import ConfigError, InputError
+from vaultevents.core.rsakeys import fingerprint, load_private_key, load_public_key, parse_public_key
 from vaultevents.core.tokens import (
     Presented,
     TokenRejected,
     TokenRules,
     check_claims,
-    fingerprint,
-    load_private_key,
-    load_public_key,
     parse_origin,
-    parse_public_key,
     read_token,
     replay_digest,
     sign_request,

@@ -22,6 +22,7 @@ from vaultevents.api.limits import Buckets, Rate, SeenTokens
 from vaultevents.api.problems import Problem, too_many
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.jsonbody import JsonMalformed, parse_json
+from vaultevents.core.rsakeys import load_public_key
 from vaultevents.core.sealing import HashKey, keyed_hash
 from vaultevents.core.tokens import (
     Presented,
@@ -29,7 +30,6 @@ from vaultevents.core.tokens import (
     TokenRejected,
     TokenRules,
     check_claims,
-    load_public_key,
     read_token,
     replay_digest,
     signed_by,

@@ -17,9 +17,9 @@ from vaultevents.cli.console import ConfigOption, JsonOption, complete, one_of, 
 from vaultevents.core.errors import ConfigError, InputError
 from vaultevents.core.registry import check_id
 from vaultevents.core.retries import parse_schedule
+from vaultevents.core.rsakeys import fingerprint, parse_public_key
 from vaultevents.core.sealing import NONCE_BYTES, Secret, keyed_hash
 from vaultevents.core.stepup import SEED_BYTES, new_seed, otpauth_uri
-from vaultevents.core.tokens import fingerprint, parse_public_key
 from vaultevents.core.webhooks import parse_network
 from vaultevents.opening import open_hash_key, open_store
 from vaultevents.store import apikeys

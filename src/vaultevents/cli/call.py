@@ -26,7 +26,8 @@ from vaultevents.cli.console import JsonOption, complete, one_of, put_json, say
 from vaultevents.config import CALL_KEY_VARIABLE, CALL_URL_VARIABLE
 from vaultevents.core.errors import ConfigError, InputError, OperatorError
 from vaultevents.core.jsonbody import parse_json
-from vaultevents.core.tokens import load_private_key, parse_origin, sign_request
+from vaultevents.core.rsakeys import load_private_key
+from vaultevents.core.tokens import parse_origin, sign_request
 
 DEFAULT_URL: Final = "http://127.0.0.1:8420"
 
