@@ -344,7 +344,7 @@ BAD = [
     ("no JSON", ["POST", "/v1", "--data", "{'url': 1}"], "--data: the JSON has an error in line 1, column 2"),
     ("an empty body", ["POST", "/v1", "--data", ""], "--data: the JSON has an error"),
     ("a name twice", ["POST", "/v1", "--data", '{"a":1,"a":2}'], "--data: "),
-    ("bytes that are not UTF-8", ["POST", "/v1", "--data", os.fsdecode(b'"\xff"')], "the JSON is not UTF-8"),
+    ("bytes that are not UTF-8", ["POST", "/v1", "--data", os.fsdecode(b'"\xff"')], "is not UTF-8: write it"),
     (
         "no body file",
         ["POST", "/v1", "--data", "@absent.json"],

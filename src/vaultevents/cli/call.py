@@ -168,7 +168,7 @@ def _body(data: str) -> bytes:
                 f"cannot read {data[1:]!r} ({error.strerror}): name a file of JSON behind the @ of --data"
             ) from None
     else:
-        raw = data.encode(errors="surrogateescape")
+        raw = data.encode()
     if len(raw) > MAX_BODY_BYTES:
         raise InputError(f"the body is too large: the API takes at most {MAX_BODY_BYTES} bytes")
     try:

@@ -132,8 +132,9 @@ class Stage:
     def got(self) -> set[tuple[str, str]]:
         return {(one.webhook.id, event_id) for one in self.subscribers for event_id in one.delivered()}
 
-    def result(self) -> dict[str, Any]:
-        wanted, got = self.wanted(), self.got()
+    def result(self, wanted: set[tuple[str, str]]) -> dict[str, Any]:
+        """What became of those that were wanted when it was last waited for; time goes on, and more come to be."""
+        got = self.got()
         accepted = [request for one in self.subscribers for request in one.hook.accepted]
         types = Counter(
             next(name for name in EVENT_TYPES if event_id.startswith(name)) for event_id in {event for _, event in got}
@@ -143,7 +144,7 @@ class Stage:
             "deliveries": len(accepted),
             "verified": sum(request.verified for request in accepted),
             "lost": len(wanted - got),
-            "extra": len(got - wanted),
+            "extra": len(got - self.wanted()),
             "seconds": round(time.monotonic() - self.began_at_s, 1),
         }
 
@@ -154,9 +155,9 @@ async def _demo(directory: Path, seed: int, *, once: bool, show: Callable[[Stage
         async with _stage(directory, seed) as stage, asyncio.TaskGroup() as group:
             serving = group.create_task(serve(stage.settings, stop))
             await _live(stage, told, once=once, show=show)
-            await _drained(stage, show)
+            wanted = await _drained(stage, show)
             show(stage)
-            result = stage.result()
+            result = stage.result(wanted)
             stop.set()
             await serving
     return result
@@ -174,13 +175,16 @@ async def _live(stage: Stage, told: asyncio.Event, *, once: bool, show: Callable
         show(stage)
 
 
-async def _drained(stage: Stage, show: Callable[[Stage], None]) -> None:
-    """Until everything that is final has arrived, or has not for too long."""
+async def _drained(stage: Stage, show: Callable[[Stage], None]) -> set[tuple[str, str]]:
+    """Waits until everything that is final has arrived, or has not for too long; returns what was waited for."""
+    wanted = stage.wanted()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DRAIN_S):
-            while stage.wanted() - stage.got():
+            while wanted - stage.got():
                 show(stage)
                 await asyncio.sleep(0.05)
+                wanted = stage.wanted()
+    return wanted
 
 
 @asynccontextmanager
