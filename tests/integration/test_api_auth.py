@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
 import pytest
@@ -19,10 +19,11 @@ from api_worlds import (
     FrozenClock,
     exchange,
     public_pem,
+    read_answer,
     request_bytes,
     running_api,
 )
-from store_stories import shift_clock
+from store_stories import shift_clock, values
 from tokens_corpus import FORGED, GOLDEN, ORIGIN, Client, Sent, cached_key
 from vaultevents.api.limits import Rate
 from vaultevents.api.server import ServerOptions
@@ -35,6 +36,7 @@ from vaultevents.store.pool import Database
 pytestmark = pytest.mark.integration
 
 NOW_S = int(time.time())  # keys have times in the database, whose clock is the real one
+WEBHOOK = b'{"url":"https://example.org/"}'
 RULES = TokenRules(origins=frozenset({ORIGIN}))
 
 
@@ -112,6 +114,8 @@ async def test_a_good_token_passes_once(api: Api) -> None:
     assert (again.status, again.code) == (401, "token_replayed")
     padded = Sent(sent.token + "==", sent.target)
     assert (await present(api, acme, padded)).code == "token_malformed"
+    api.clock.ahead_s = 31
+    assert (await present(api, acme, sent)).code == "token_expired", "claims come before single use"
 
 
 async def test_a_read_passes_once_on_each_replica(database: Database) -> None:
@@ -127,9 +131,12 @@ async def test_keys_of_others_and_keys_of_yesterday(api: Api) -> None:
     acme, umbra = await sign_up(api), await sign_up(api, "umbra", "umbra")
     by_umbra = client(key="umbra").get()
     crossed = await present(api, acme, by_umbra)
-    unknown = await present(api, replace(umbra, api_key=umbra.api_key[:-1] + "-"), client(key="umbra").get())
-    assert (crossed.status, crossed.code) == (unknown.status, unknown.code) == (401, "credentials_invalid")
-    assert {**crossed.json, "requestId": ""} == {**unknown.json, "requestId": ""}
+    unknown = await present(api, replace(umbra, api_key="vek_" + "x" * 43), client(key="umbra").get())
+    gone = await api.another_key("umbra", umbra.seed)
+    await apikeys.revoke_key(api.database, gone.key_id)
+    revoked = await present(api, gone, client(key="umbra").get())
+    assert crossed.code == "credentials_invalid"
+    assert told(crossed) == told(unknown) == told(revoked), "nobody learns which keys there are"
     newer = await signing_with(api, acme, "newer", overlap_s=3600)
     assert (await present(api, acme, client().get(nonce="1"))).status == 200
     assert (await present(api, newer, client(key="newer").get(nonce="2"))).status == 200
@@ -138,6 +145,70 @@ async def test_keys_of_others_and_keys_of_yesterday(api: Api) -> None:
     later = int(api.clock.at_s)
     assert (await present(api, acme, client(later).get())).code == "credentials_invalid"
     assert (await present(api, newer, client(later, "newer").get())).status == 200
+
+
+def told(answer: Answer) -> tuple[int, dict[str, str], bytes]:
+    """All of an answer but the request's own id and the time."""
+    request_id = answer.json["requestId"].encode()
+    headers = {name: value for name, value in answer.headers.items() if name != "date"}
+    return answer.status, headers, answer.body.replace(request_id, b"")
+
+
+async def test_the_order_of_checks(database: Database) -> None:
+    """A request with everything wrong, mended one thing at a time: each answer tells of the first that is left."""
+    clock, rate = FrozenClock(NOW_S), Rate(per_minute=1, burst=20)
+    async with running_api(database, rate=rate, rules=RULES, clock=clock) as api:
+        bound = await sign_up(api, role="read", allowed=("10.0.0.0/8",))
+        reader, manager = [
+            await signing_with(api, await api.another_key("acme", bound.seed, role=role), "acme")
+            for role in ("read", "manage")
+        ]
+        nobody = replace(bound, api_key="vek_" + "x" * 43)
+        stale, path = str(NOW_S - 99), '"/v1/nothing"'
+        strange = client(key="stranger").get(iat=stale).token
+        old, elsewhere = client().get(iat=stale).token, client().get().token
+        bodiless = client().get(url=path).token
+        of_nonsense, of_a_value = (client().get(url=path, body=body).token for body in ('"ew=="', '"e30="'))
+        typed = {"content-type": "application/json"}
+        found = []
+        for customer, token, headers, body, code in (
+            (nobody, "x", {"x-big": "x" * 70_000}, b"{", "headers_too_large"),
+            (nobody, "x", {"authorization": "x", "Authorization": "x"}, b"{", "request_malformed"),
+            (nobody, "x", {"authorization": ""}, b"{", "credentials_missing"),
+            (nobody, "x", {}, b"{", "token_malformed"),
+            (nobody, strange, {}, b"{", "credentials_invalid"),
+            (bound, strange, {}, b"{", "credentials_invalid"),
+            (bound, old, {}, b"{", "ip_not_allowed"),
+            (reader, old, {}, b"x" * 17_000, "body_too_large"),
+            (reader, old, {}, b"{", "token_expired"),
+            (reader, elsewhere, {}, b"{", "token_url_mismatch"),
+            (reader, bodiless, {}, b"{", "token_body_mismatch"),
+            (reader, of_nonsense, {}, b"{", "media_type_unsupported"),
+            (reader, of_nonsense, typed, b"{", "json_malformed"),
+            (reader, of_a_value, typed, b"{}", "role_insufficient"),
+            (manager, of_a_value, typed, b"{}", "not_found"),
+        ):
+            sent = {"x-api-key": customer.api_key, "authorization": f"Bearer {token}", **headers}
+            answer = await exchange(api.url, request_bytes("POST", "/v1/nothing", sent, body))
+            found.append((answer.code, code))
+        assert [one for one, _ in found] == [other for _, other in found]
+        hasty = [await present(api, bound, Sent("x", "/v1/account")) for _ in range(20)]
+        assert (hasty[0].code, hasty[-1].code) == ("token_malformed", "rate_limited"), "before anything is computed"
+
+
+async def test_every_401_says_how_to_authenticate(api: Api) -> None:
+    acme = await sign_up(api)
+    account, post = client().get(), client().post_signing(WEBHOOK, WEBHOOK)
+    for answer, challenge in (
+        (await api.send("GET", "/v1/account", {}), "Bearer"),
+        (await present(api, acme, client(key="stranger").get()), 'Bearer error="invalid_token"'),
+        (await present(api, acme, client(NOW_S - 99).get()), 'Bearer error="invalid_token"'),
+        (await present(api, acme, replace(account, token="x")), 'Bearer error="invalid_token"'),
+        (await present(api, acme, post), 'Bearer error="insufficient_user_authentication"'),
+        (await present(api, acme, post, **{"x-mfa-code": "1"}), 'Bearer error="insufficient_user_authentication"'),
+    ):
+        assert (answer.status, answer.headers["www-authenticate"]) == (401, challenge), answer.body
+    assert "www-authenticate" not in (await present(api, acme, account)).headers
 
 
 async def test_a_revoked_key_stops_on_every_replica_within_a_second(database: Database) -> None:
@@ -152,32 +223,39 @@ async def test_a_revoked_key_stops_on_every_replica_within_a_second(database: Da
             assert (refused.status, refused.code) == (401, "credentials_invalid")
 
 
-@pytest.mark.parametrize(
-    ("headers", "code"),
-    [
+async def test_missing_credentials(api: Api) -> None:
+    for headers, code in (
         ({}, "credentials_missing"),
         ({"x-api-key": "vek_x"}, "credentials_missing"),
         ({"authorization": "Bearer x.y.z"}, "credentials_missing"),
+        ({"x-api-key": "", "authorization": "Bearer x.y.z"}, "credentials_missing"),
         ({"x-api-key": "vek_x", "authorization": "Basic eA=="}, "credentials_missing"),
+        ({"x-api-key": "vek_x", "authorization": "Bearer"}, "token_malformed"),
         ({"x-api-key": "vek_x", "authorization": "Bearer x"}, "token_malformed"),
-    ],
-)
-async def test_missing_credentials(api: Api, headers: dict[str, str], code: str) -> None:
-    answer = await api.send("GET", "/v1/account", headers)
-    assert (answer.status, answer.code) == (401, code)
-    assert answer.headers["www-authenticate"].startswith("Bearer")
-    assert (await api.send("GET", "/v1/nothing/here", headers)).code == code
+        ({"x-api-key": "\xff\xfe", "authorization": "Bearer \xff"}, "token_malformed"),
+    ):
+        for target in ("/v1/account", "/v1/nothing/here"):  # nor does a stranger learn which paths there are
+            answer = await exchange(api.url, request_bytes("GET", target, headers))
+            assert (answer.status, answer.code) == (401, code), headers
 
 
 async def test_a_header_that_comes_twice_is_no_request(api: Api) -> None:
     acme = await sign_up(api)
-    sent = client().get()
-    for name in ("x-api-key", "authorization"):
-        whole = request_bytes(
-            "GET", sent.target, {"x-api-key": acme.api_key, "authorization": f"Bearer {sent.token}", name.upper(): "x"}
-        )
-        answer = await exchange(api.url, whole)
-        assert (answer.status, answer.code) == (400, "request_malformed")
+    for name in ("x-api-key", "authorization", "content-type", "x-mfa-code", "idempotency-key"):
+        sent = client().post_signing(WEBHOOK, WEBHOOK)
+        good = {
+            "x-api-key": acme.api_key,
+            "authorization": f"Bearer {sent.token}",
+            "content-type": "application/json",
+            "x-mfa-code": api.code(acme),
+            "idempotency-key": "one",
+        }
+        for value in (good[name], "other"):
+            twice = request_bytes("POST", sent.target, {**good, name.upper(): value}, sent.body)
+            answer = await exchange(api.url, twice)
+            assert (answer.status, answer.code) == (400, "request_malformed"), name
+            assert f"'{name}'" in answer.json["detail"]
+    assert await values(api.database, "select count(*)::int from webhooks") == [0]
 
 
 async def test_what_a_claim_has_wrong_is_told_only_after_the_signature(api: Api) -> None:
@@ -185,17 +263,24 @@ async def test_what_a_claim_has_wrong_is_told_only_after_the_signature(api: Api)
     old = Client(cached_key("stranger"), cached_key("acme"), NOW_S - 3600).get()
     assert (await present(api, acme, old)).code == "credentials_invalid"
     mine = await present(api, acme, client(NOW_S - 3600).get())
-    assert mine.code == "token_expired"
-    assert "3600.0 s ago" in mine.json["detail"]
+    assert (mine.code, "3600.0 s ago" in mine.json["detail"]) == ("token_expired", True)
+    early = await present(api, acme, client(NOW_S + 90).get())
+    assert (early.code, "90.0 s in the future" in early.json["detail"]) == ("token_not_yet_valid", True)
+    for skewed in (mine, early):
+        assert datetime.fromtimestamp(NOW_S, UTC).isoformat(timespec="milliseconds") in skewed.json["detail"]
 
 
 async def test_answers_are_dated_by_the_service_clock(api: Api) -> None:
     acme = await sign_up(api)
-    await asyncio.sleep(1.1)  # the date is made once a second
-    for answer in (await present(api, acme, client().get()), await api.send("GET", "/v1/account", {})):
-        assert abs(parsedate_to_datetime(answer.headers["date"]).timestamp() - NOW_S) <= 2
-    facts = (await present(api, acme, client().get(url='"/v1/account"'))).status
-    assert facts == 401  # signed for another path
+    api.clock.ahead_s = 86_400
+    await asyncio.sleep(0.3)  # the date is made ten times a second
+    tomorrow = NOW_S + 86_400
+    for answer in (
+        await present(api, acme, client(tomorrow).get()),
+        await api.send("GET", "/v1/account", {}),
+        await exchange(api.url, b"nonsense\r\n\r\n"),
+    ):
+        assert parsedate_to_datetime(answer.headers["date"]).timestamp() == tomorrow
 
 
 async def test_roles(api: Api) -> None:
@@ -211,33 +296,73 @@ async def test_roles(api: Api) -> None:
         assert (refused.status, refused.code) == (403, "role_insufficient")
 
 
-@pytest.mark.parametrize(
-    ("allowed", "proxied", "forwarded", "status"),
-    [
-        (("127.0.0.1/32",), False, None, 200),
-        (("10.0.0.0/8", "127.0.0.0/8"), False, None, 200),
-        (("10.0.0.0/8",), False, None, 403),
-        (("::/0",), False, None, 403),
-        (("203.0.113.0/24",), False, "203.0.113.7", 403),
-        (("203.0.113.0/24",), True, "203.0.113.7", 200),
-        (("203.0.113.0/24",), True, "203.0.113.7, 198.51.100.1", 403),
-        (("203.0.113.0/24",), True, "198.51.100.1, 203.0.113.7", 200),
-        (("203.0.113.0/24",), True, "::ffff:203.0.113.7", 200),
-        (("2001:db8::/32",), True, "2001:db8::7", 200),
-        (("203.0.113.0/24",), True, "nonsense", 403),
-    ],
+ADDRESSES: tuple[tuple[str, tuple[str, ...], tuple[str, ...], int], ...] = (
+    # the service's host, the networks of the key, X-Forwarded-For (by which alone a request counts as proxied), status
+    ("127.0.0.1", ("127.0.0.1/32",), (), 200),
+    ("127.0.0.1", ("10.0.0.0/8", "127.0.0.0/8"), (), 200),
+    ("127.0.0.1", ("10.0.0.0/8",), (), 403),
+    ("127.0.0.1", ("::/0",), (), 403),
+    ("127.0.0.1", ("203.0.113.0/24",), ("203.0.113.7",), 200),
+    ("127.0.0.1", ("203.0.113.0/24",), ("203.0.113.7, 198.51.100.1",), 403),
+    ("127.0.0.1", ("203.0.113.0/24",), ("203.0.113.7", "198.51.100.1"), 403),
+    ("127.0.0.1", ("203.0.113.0/24",), ("198.51.100.1, 203.0.113.7",), 200),
+    ("127.0.0.1", ("203.0.113.0/24",), ("198.51.100.1", "203.0.113.7"), 200),
+    ("127.0.0.1", ("203.0.113.0/24",), ("203.0.113.7, 127.0.0.1",), 200),  # a chain of trusted proxies
+    ("127.0.0.1", ("203.0.113.0/24",), ("203.0.113.7:4711",), 200),
+    ("127.0.0.1", ("203.0.113.0/24",), ("::ffff:203.0.113.7",), 200),
+    ("127.0.0.1", ("2001:db8::/32",), ("2001:db8::7",), 200),
+    ("127.0.0.1", ("2001:db8::/32",), ("[2001:db8::7]:4711",), 200),
+    ("127.0.0.1", ("0.0.0.0/0", "::/0"), ("nonsense",), 403),
+    ("127.0.0.1", ("203.0.113.0/24",), ("",), 403),
+    ("::1", ("::1/128",), (), 200),
+    ("::1", ("127.0.0.0/8",), (), 403),
+    ("::1", ("203.0.113.0/24",), ("203.0.113.7",), 403),  # this peer is no trusted proxy
+    ("::", ("127.0.0.1/32",), (), 200),  # an IPv4 client of a socket for both families
+    ("::", ("203.0.113.0/24",), ("203.0.113.7",), 200),
+    ("::", ("203.0.113.0/24",), ("198.51.100.7",), 403),
 )
-async def test_addresses(
-    database: Database, allowed: tuple[str, ...], proxied: bool, forwarded: str | None, status: int
-) -> None:
+
+
+async def test_addresses(database: Database) -> None:
     """Only a trusted proxy may say whose request it is, and only its own word counts: the last one."""
-    options = ServerOptions(port=0, trusted_proxies=("127.0.0.1/32",) if proxied else ())
-    async with running_api(database, options=options) as api:
-        acme = await api.customer(allowed=allowed)
-        headers = {} if forwarded is None else {"x-forwarded-for": forwarded}
-        answer = await api.call(acme, "GET", "/v1/account", headers=headers)
-    assert answer.status == status
-    assert status == 200 or answer.code == "ip_not_allowed"
+    seed = ""
+    for host in ("127.0.0.1", "::1", "::"):
+        options = ServerOptions(host=host, port=0, trusted_proxies=("127.0.0.1/32",))
+        async with running_api(database, options=options) as api:
+            seed = seed or (await api.customer()).seed
+            url = api.url.replace("[::]", "127.0.0.1")
+            bound = {
+                case: await api.another_key("acme", seed, allowed=case[1]) for case in ADDRESSES if case[0] == host
+            }
+            for case, customer in bound.items():
+                answer = await forwarded(api, url, customer, case[2])
+                assert answer.status == case[3], (case, answer.body)
+                assert case[3] == 200 or answer.code == "ip_not_allowed"
+
+
+async def forwarded(api: Api, url: str, customer: Customer, by: tuple[str, ...]) -> Answer:
+    """Sends a good request with these lines of X-Forwarded-For."""
+    credentials = {"x-api-key": customer.api_key, "authorization": f"Bearer {api.token(customer, '/v1/account')}"}
+    lines = "".join(f"\r\nx-forwarded-for: {line}" for line in by)
+    request = request_bytes("GET", "/v1/account", credentials)
+    return await exchange(url, request[:-4] + lines.encode() + b"\r\n\r\n")
+
+
+async def test_without_trusted_proxies_nobody_is_asked_where_a_request_comes_from(database: Database) -> None:
+    async with running_api(database) as api:
+        acme = await api.customer(allowed=("203.0.113.0/24",))
+        assert (await forwarded(api, api.url, acme, ("203.0.113.7",))).code == "ip_not_allowed"
+
+
+async def test_the_rate_is_240_a_minute_of_which_40_at_once(database: Database) -> None:
+    async with running_api(database, rate=Rate()) as api:
+        acme = await api.customer()
+        began_s = time.monotonic()
+        answers = await asyncio.gather(*(api.call(acme, "GET", "/v1/account") for _ in range(60)))
+        passed = sum(answer.status == 200 for answer in answers)
+        assert 40 <= passed <= 41 + 4 * (time.monotonic() - began_s)
+        refused = [answer for answer in answers if answer.status != 200]
+        assert {(answer.code, answer.headers["retry-after"]) for answer in refused} == {("rate_limited", "1")}
 
 
 async def test_each_key_has_a_rate(database: Database) -> None:
@@ -254,22 +379,48 @@ async def test_each_key_has_a_rate(database: Database) -> None:
 
 
 async def test_guesses_of_keys_are_limited_and_disturb_nobody(database: Database) -> None:
-    async with running_api(database, rate=Rate(per_minute=60, burst=5)) as api:
+    """By address, of IPv6 by network of a customer; a good key from the same address is another matter."""
+    options = ServerOptions(host="::", port=0, trusted_proxies=("127.0.0.1/32",))
+    async with running_api(database, rate=Rate(per_minute=1, burst=3), options=options) as api:
         acme = await api.customer()
-        guess = replace(acme, api_key="vek_" + "x" * 43)
-        answers = [await api.call(guess, "GET", "/v1/account") for _ in range(8)]
-        assert [answer.status for answer in answers] == [401] * 5 + [429] * 3
-        assert (await api.call(acme, "GET", "/v1/account")).status == 200
+        guess, url = replace(acme, api_key="vek_" + "x" * 43), api.url.replace("[::]", "127.0.0.1")
+        for addresses in (
+            ["203.0.113.7"] * 5,
+            ["203.0.113.8"] * 5,
+            [f"2001:db8::{n}" for n in range(5)],
+            [f"2001:db8:0:1::{n}" for n in range(5)],
+            [f"::ffff:198.51.100.{n // 5}" for n in range(5)],
+            ["nonsense"] * 5,
+        ):
+            statuses = [(await forwarded(api, url, guess, (address,))).status for address in addresses]
+            assert statuses == [401] * 3 + [429] * 2, addresses
+        assert (await forwarded(api, url, acme, ("203.0.113.7",))).status == 200
+
+
+async def test_ipv4_clients_of_a_socket_for_both_families_are_told_apart(database: Database) -> None:
+    async with running_api(database, rate=Rate(per_minute=1, burst=3), options=ServerOptions("::", 0)) as api:
+        guess, port = request_bytes("GET", "/", {"x-api-key": "x", "authorization": "Bearer x"}), api.url.split(":")[-1]
+        for address in ("127.0.0.1", "127.0.0.2"):
+            found = []
+            for _ in range(4):
+                reader, writer = await asyncio.open_connection("127.0.0.1", int(port), local_addr=(address, 0))
+                writer.write(guess)
+                found.append((await read_answer(reader)).code)
+                writer.close()
+            assert found == ["token_malformed"] * 3 + ["rate_limited"], address
 
 
 async def test_only_the_description_needs_no_credentials(api: Api) -> None:
     for path in ("/docs", "/v1/openapi.json"):
-        for method in ("GET", "HEAD"):
-            assert (await api.send(method, path, {})).status in (200, 405)
-        assert (await api.send("GET", path, {})).status == 200
-        assert (await api.send("POST", path, {})).code == "credentials_missing"
-        assert (await api.send("GET", f"{path}/", {})).code == "credentials_missing"
-    for path in ("/", "/v1", "/v1/account", "/metrics", "/openapi.json", "/redoc", "/docs/oauth2-redirect"):
+        shown, head = await api.send("GET", path, {}), await api.send("HEAD", path, {})
+        assert (shown.status, head.status, head.body) == (200, 200, b"")
+        assert head.headers["content-length"] == str(len(shown.body))
+        assert (await api.send("GET", f"{path}?x=1", {})).body == shown.body
+        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
+            assert (await api.send(method, path, {})).code == "credentials_missing", method
+        for other in (f"{path}/", f"/{path}", f"{path};x", f"{path}%20", path.upper(), f"/.{path}"):
+            assert (await api.send("GET", other, {})).code == "credentials_missing", other
+    for path in ("/", "/v1", "/v1/account", "/metrics", "/health", "/openapi.json", "/redoc", "/docs/oauth2-redirect"):
         assert (await api.send("GET", path, {})).code == "credentials_missing"
 
 

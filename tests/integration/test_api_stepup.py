@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 import pyotp
 import pytest
 
-from api_worlds import Answer, Api, Customer, FrozenClock, running_api
-from store_stories import shift_clock, values
+from api_worlds import Answer, Api, Customer, FrozenClock, exchange, request_bytes, running_api
+from store_stories import shift_clock, values, vault
 from vaultevents.store.pool import Database
 
 pytestmark = pytest.mark.integration
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.integration
 WEBHOOKS = "/v1/account/webhooks"
 BODY = {"url": "https://example.org/hook"}
 NOW_S = 1_800_000_010
+CHALLENGE = 'Bearer error="insufficient_user_authentication"'
 
 
 @pytest.fixture
@@ -52,25 +53,60 @@ async def test_a_change_without_a_code_is_asked_for_one(api: Api) -> None:
     ):
         asked = await api.call(acme, method, target, value, step_up=False)
         assert (asked.status, asked.code) == (401, "mfa_required")
-        assert asked.headers["www-authenticate"] == 'Bearer error="insufficient_user_authentication"'
-    assert [entry["id"] for entry in (await api.call(acme, "GET", WEBHOOKS)).json] == [one]
+        assert asked.headers["www-authenticate"] == CHALLENGE
+    entries = (await api.call(acme, "GET", WEBHOOKS)).json
+    assert [(entry["id"], entry["active"]) for entry in entries] == [(one, True)]
+    assert await values(api.database, "select failures from mfa_factors") == [0]  # to ask is no guess
 
 
 @pytest.mark.parametrize("step", [-2, -1, 0, 1, 2])
 async def test_a_code_is_good_from_the_step_before_to_the_step_after(api: Api, step: int) -> None:
     acme = await api.customer()
     answer = await create(api, acme, code(acme, step))
-    assert answer.status == (201 if abs(step) <= 1 else 401)
-    assert answer.status == 201 or answer.code == "mfa_code_invalid"
+    if abs(step) <= 1:
+        assert answer.status == 201
+    else:
+        assert (answer.status, answer.code) == (401, "mfa_code_invalid")
+        assert answer.headers["www-authenticate"] == CHALLENGE
+    assert len((await api.call(acme, "GET", WEBHOOKS)).json) == (abs(step) <= 1)
 
 
-@pytest.mark.parametrize("form", ["{0}", " {0}", "{0} ", "0{0}", "{0:.5}", "{0:.3} {0:.3}", ""])
-async def test_a_code_is_six_digits(api: Api, form: str) -> None:
-    acme = await api.customer()
-    given = form.format(code(acme))
-    answer = await create(api, acme, given)
-    # HTTP itself takes white space around a value away
-    assert (answer.status == 201) == (given.strip() == code(acme))
+async def test_a_code_is_six_ascii_digits(database: Database) -> None:
+    """What is malformed is a guess like any other; white space around a value is none of it (RFC 9110)."""
+    async with running_api(database, clock=FrozenClock(NOW_S)) as api:
+        acme = await api.customer()
+        right = code(acme)
+        wide, arabic = (right.translate({48 + n: zero + n for n in range(10)}) for zero in (0xFF10, 0x0660))
+        split = f"{right[:3]} {right[3:]}"
+        for given in (
+            right[:5],
+            f"0{right}",
+            f"{right}0",
+            split,
+            f"{split[:3]}-{right[3:]}",
+            wide,
+            arabic,
+            f"+{right}",
+        ):
+            refused = await create(api, acme, given)
+            assert (refused.status, refused.code) == (401, "mfa_code_invalid"), given
+            assert await values(database, "select failures from mfa_factors") == [1], given
+            await values(database, "update mfa_factors set failures = 0 returning 1")  # lest they lock
+        for given, step in ((f" {right}", 0), (f"{code(acme, 1)}\t", 1)):
+            assert (await create(api, acme, given)).status == 201, step
+
+
+async def test_a_code_that_comes_twice_is_no_request(api: Api) -> None:
+    acme, body = await api.customer(), json.dumps(BODY).encode()
+    headers = {
+        "x-api-key": acme.api_key,
+        "authorization": f"Bearer {api.token(acme, WEBHOOKS, body)}",
+        "content-type": "application/json",
+        "x-mfa-code": f"{code(acme)}\r\nX-MFA-Code: {wrong(acme)}",
+    }
+    refused = await exchange(api.url, request_bytes("POST", WEBHOOKS, headers, body))
+    assert (refused.status, refused.code) == (400, "request_malformed")
+    assert await values(api.database, "select failures from mfa_factors") == [0]
 
 
 async def test_a_code_is_good_once_also_across_processes(database: Database) -> None:
@@ -86,21 +122,47 @@ async def test_a_code_is_good_once_also_across_processes(database: Database) -> 
     assert await values(database, "select failures from mfa_factors") == [0]  # they were no guesses
 
 
-async def test_what_is_refused_spends_neither_code_nor_token(api: Api) -> None:
+async def test_what_is_refused_spends_neither_code_nor_token(database: Database) -> None:
+    """The same token and the same code serve once what was in the way is gone, and then no more."""
+    async with running_api(database, clock=FrozenClock(NOW_S), max_webhooks=2) as api:
+        acme = await api.customer()
+        one, _ = [(await create(api, acme, code(acme, step))).json["id"] for step in (-1, 0)]
+        right = code(acme, 1)
+        for method, target, value, status in (
+            ("POST", WEBHOOKS, {"url": "http://example.org/"}, 422),
+            ("PATCH", f"{WEBHOOKS}/{one}", {}, 422),
+            ("PATCH", f"{WEBHOOKS}/{one}", {"stakingVaultIds": ["v2"]}, 422),
+            ("PATCH", f"{WEBHOOKS}/wh-unknown", {"active": True}, 404),
+            ("DELETE", f"{WEBHOOKS}/wh-unknown", None, 404),
+            ("POST", WEBHOOKS, BODY, 409),
+        ):
+            token = api.token(acme, target, b"" if value is None else json.dumps(value).encode())
+            for _ in range(2):
+                refused = await api.call(acme, method, target, value, code=right, token=token)
+                assert refused.status == status, (method, target)
+        wanted = {"stakingVaultIds": ["v2"]}
+        token = api.token(acme, f"{WEBHOOKS}/{one}", json.dumps(wanted).encode())
+        for given, status in ((right, 422), (None, 422), (wrong(acme), 422)):  # what is wrong is told before the code
+            refused = await api.call(acme, "PATCH", f"{WEBHOOKS}/{one}", wanted, code=given, step_up=False, token=token)
+            assert refused.status == status
+        await vault(database, "v2")
+        for given, status, told in (
+            (None, 401, "mfa_required"),
+            (wrong(acme), 401, "mfa_code_invalid"),
+            (right, 200, None),
+            (right, 401, "token_replayed"),
+        ):
+            answer = await api.call(acme, "PATCH", f"{WEBHOOKS}/{one}", wanted, code=given, step_up=False, token=token)
+            assert answer.status == status
+            assert told is None or answer.code == told
+
+
+async def test_a_success_forgets_the_wrong_codes_before_it(api: Api) -> None:
     acme = await api.customer()
-    right = code(acme)
-    for method, target, value, status in (
-        ("POST", WEBHOOKS, {"url": "http://example.org/"}, 422),
-        ("POST", WEBHOOKS, {**BODY, "stakingVaultIds": ["nope"]}, 422),
-        ("PATCH", f"{WEBHOOKS}/wh-unknown", {"active": True}, 404),
-        ("DELETE", f"{WEBHOOKS}/wh-unknown", None, 404),
-    ):
-        assert (await api.call(acme, method, target, value, code=right)).status == status
-    token = api.token(acme, WEBHOOKS, json.dumps(BODY).encode())
-    for given, status in ((None, 401), (wrong(acme), 401), (right, 201), (code(acme, 1), 401)):
-        answer = await api.call(acme, "POST", WEBHOOKS, BODY, code=given, step_up=False, token=token)
-        assert answer.status == status
-    assert answer.code == "token_replayed"
+    for step in (-1, 0, 1):
+        guesses = [await create(api, acme, wrong(acme, number)) for number in range(4)]
+        assert {answer.code for answer in guesses} == {"mfa_code_invalid"}
+        assert (await create(api, acme, code(acme, step))).status == 201
 
 
 async def test_five_wrong_codes_lock_and_three_guesses_follow_each_lock(database: Database) -> None:
@@ -127,18 +189,36 @@ async def test_five_wrong_codes_lock_and_three_guesses_follow_each_lock(database
         assert await values(database, "select failures from mfa_factors") == [0]
 
 
-async def test_parallel_guesses_are_counted_one_by_one(api: Api) -> None:
-    acme = await api.customer()
-    answers = await asyncio.gather(*(create(api, acme, wrong(acme, number)) for number in range(60)))
-    assert Counter(answer.code for answer in answers) == {"mfa_code_invalid": 4, "mfa_locked": 56}
-    assert await values(api.database, "select failures from mfa_factors") == [5]
+async def test_a_hundred_guesses_at_once_on_two_replicas_are_counted_one_by_one(database: Database) -> None:
+    clock = FrozenClock(NOW_S)
+    async with running_api(database, clock=clock) as one, running_api(database, clock=clock) as two:
+        acme = await one.customer()
+        answers = await asyncio.gather(
+            *(create((one, two)[number % 2], acme, wrong(acme, number)) for number in range(100))
+        )
+        assert Counter(answer.code for answer in answers) == {"mfa_code_invalid": 4, "mfa_locked": 96}
+        assert all(0 < int(each.headers["retry-after"]) <= 900 for each in answers if each.status == 429)
+        assert await values(database, "select failures from mfa_factors") == [5]
+        assert (await one.call(acme, "GET", WEBHOOKS)).json == []
+
+
+async def test_a_lock_concerns_changes_of_its_account_only(api: Api) -> None:
+    acme, umbra = await api.customer(), await api.customer("umbra", pair=1, vaults=())
+    for number in range(5):
+        await create(api, acme, wrong(acme, number))
+    assert (await create(api, acme, code(acme))).code == "mfa_locked"
+    for target in ("/v1/account", WEBHOOKS, "/v1/account/events"):
+        assert (await api.call(acme, "GET", target)).status == 200
+    assert (await create(api, umbra, code(umbra))).status == 201
 
 
 async def test_factors_belong_to_their_account(api: Api) -> None:
-    acme, umbra = await api.customer(), await api.customer("umbra", pair=1)
+    acme, umbra = await api.customer(), await api.customer("umbra", pair=1, vaults=())
+    nobody = await api.customer("nobody", enrolled=False, vaults=(), pair=2)
     assert (await create(api, acme, code(umbra))).code == "mfa_code_invalid"
+    counted = "select failures from mfa_factors order by account_id"
+    assert await values(api.database, counted) == [1, 0]  # a guess at the factor of acme, none at that of umbra
     assert (await create(api, umbra, code(umbra))).status == 201
-    nobody = await api.customer("nobody", enrolled=False)
-    await asyncio.sleep(0.5)
-    refused = await create(api, nobody, "123456")
-    assert (refused.status, refused.code) == (403, "mfa_not_enrolled")
+    for given in ("123456", None, code(umbra, 1)):
+        refused = await create(api, nobody, given)
+        assert (refused.status, refused.code) == (403, "mfa_not_enrolled")

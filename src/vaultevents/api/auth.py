@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
@@ -41,6 +41,7 @@ OPEN_PATHS: Final = frozenset({"/v1/openapi.json", "/docs"})
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 WITHOUT_BODY: Final = frozenset({*READING, "DELETE"})
 MEDIA_TYPES: Final = frozenset({"application/json", "application/merge-patch+json"})
+ONCE: Final = frozenset({b"x-api-key", b"authorization", b"content-type", b"x-mfa-code", b"idempotency-key"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Gate:
         scope = {**scope, "path": path, "raw_path": path.encode(), "query_string": query.encode()}
         scope["state"] = {**scope.get("state", {}), "request_id": request_id}
         try:
-            if path not in OPEN_PATHS or scope["method"] not in READING:
+            if path not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):
                 scope["state"]["caller"], body = await self._admit(scope, receive, target)
                 receive = _again(body, receive)
         except Problem as problem:
@@ -93,6 +94,7 @@ class Gate:
 
     async def _admit(self, scope: Scope, receive: Receive, target: str) -> tuple[Caller, bytes]:
         method = scope["method"]
+        _check_repeats(scope)
         api_key, authorization = _header(scope, b"x-api-key"), _header(scope, b"authorization")
         if not api_key or not authorization:
             raise Problem("credentials_missing", "send the headers 'x-api-key' and 'Authorization: Bearer <JWT>'")
@@ -155,12 +157,17 @@ def _target(scope: Scope) -> str:
     return text
 
 
+def _check_repeats(scope: Scope) -> None:
+    """Several headers of one name would let two readers see different requests."""
+    names = [name for name, _ in scope["headers"] if name in ONCE]
+    if len(names) > len(set(names)):
+        repeated = max(names, key=names.count)
+        raise Problem("request_malformed", f"send the header '{repeated.decode()}' once")
+
+
 def _header(scope: Scope, name: bytes) -> str | None:
-    """The one header of this name. Several would let two readers see different requests."""
-    found = [value for other, value in scope["headers"] if other == name]
-    if len(found) > 1:
-        raise Problem("request_malformed", f"send the header '{name.decode()}' once")
-    return found[0].decode("latin-1").strip(" \t") if found else None  # white space around a value is not part of it
+    found = next((value for other, value in scope["headers"] if other == name), None)
+    return None if found is None else found.decode("latin-1").strip(" \t")  # white space around it is not part of it
 
 
 def _token(authorization: str) -> Token:
@@ -173,29 +180,27 @@ def _token(authorization: str) -> Token:
         raise Problem(rejected.code, str(rejected)) from None
 
 
-def _client(scope: Scope) -> str:
-    return scope["client"][0] if scope.get("client") else ""
+def _address(scope: Scope) -> IPv4Address | IPv6Address | None:
+    """Where the request comes from; a socket for both families tells IPv4 addresses as IPv6 ones."""
+    try:
+        address = ip_address(scope["client"][0] if scope.get("client") else "")
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
 
 
 def _check_address(key: ApiKey, scope: Scope) -> None:
     if key.allowed is None:
         return
-    try:
-        address = ip_address(_client(scope))
-    except ValueError:
-        address = None
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
+    address = _address(scope)
     if address is None or not any(address in ip_network(network) for network in key.allowed):
         raise Problem("ip_not_allowed", f"requests with this API key may not come from {address or 'here'}")
 
 
 def _neighbourhood(scope: Scope) -> str:
     """Whose guesses are counted together: an IPv4 address, or the /64 that one IPv6 customer has."""
-    try:
-        address = ip_address(_client(scope))
-    except ValueError:
-        return ""
+    address = _address(scope)
     return str(ip_network((address, 64), strict=False)) if isinstance(address, IPv6Address) else str(address)
 
 

@@ -44,7 +44,7 @@ class WebhookPatch(Request):
     url: str = Field("", description="https only")
     event_types: Annotated[list[EventType], Field(min_length=1)] | None = Field(None, description=EVENT_TYPES_TEXT)
     staking_vault_ids: Annotated[list[str], Field(min_length=1)] | None = Field(None, description=VAULTS_TEXT)
-    active: bool = Field(True, description="true also resumes a webhook that was disabled")
+    active: bool = Field(True, description="true also resumes a webhook that was disabled or is parked")
 
 
 class Answer(BaseModel):

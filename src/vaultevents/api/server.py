@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
+from ipaddress import IPv4Network, ip_network
 from pathlib import Path
 
 import uvicorn
@@ -78,7 +79,7 @@ async def serve(
         server_header=False,
         date_header=False,
         proxy_headers=bool(options.trusted_proxies),
-        forwarded_allow_ips=list(options.trusted_proxies),
+        forwarded_allow_ips=_in_both_families(options.trusted_proxies),
         timeout_graceful_shutdown=DRAIN_S,
         timeout_keep_alive=75,
         ssl_certfile=options.certificate_file,
@@ -97,6 +98,13 @@ async def serve(
         await server.serve([listener])
     finally:
         ending.cancel()
+
+
+def _in_both_families(networks: Sequence[str]) -> list[str]:
+    """The networks, and those of IPv4 as a socket for both families tells them (RFC 4291 §2.5.5.2)."""
+    four = [network for network in map(ip_network, networks) if isinstance(network, IPv4Network)]
+    mapped = [f"::ffff:{network.network_address}/{96 + network.prefixlen}" for network in four]
+    return [*networks, *mapped]
 
 
 async def _exit_on(stop: asyncio.Event, server: uvicorn.Server) -> None:

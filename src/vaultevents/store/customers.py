@@ -134,7 +134,7 @@ async def amend(change: Change, webhook_id: str, fields: dict[str, Any]) -> Stor
     """Changes `url`, `event_types`, `vault_ids` or `active`, whichever `fields` names. Raises `WebhookUnknown`.
 
     A new `url` holds for pending deliveries, a narrowed filter recalls none. `active: false` parks what is pending;
-    `true` resumes it, due at once, and forgives what disabled the webhook (A5, D9).
+    `true` resumes it, due at once, and forgives what disabled or parked the webhook, also one that is on (A5, D9).
     """
     connection, account_id = change.connection, change.account_id
     old = await find(connection, account_id, webhook_id)
@@ -145,8 +145,10 @@ async def amend(change: Change, webhook_id: str, fields: dict[str, Any]) -> Stor
         "active": old.webhook.active,
         **fields,
     }
+    if fields.get("active"):
+        await resume_parked(connection, webhook_id)
     if all(getattr(old.webhook, name) == value for name, value in new.items()):
-        return old
+        return await find(connection, account_id, webhook_id)
     await connection.execute(
         "update webhooks set url = $3, event_types = $4, vault_ids = $5, active = $6,"
         " disabled_reason = case when $6 then null else disabled_reason end"
@@ -160,8 +162,6 @@ async def amend(change: Change, webhook_id: str, fields: dict[str, Any]) -> Stor
     )
     if old.webhook.active and not new["active"]:
         await park_pending(connection, webhook_id)
-    if new["active"] and not old.webhook.active:
-        await resume_parked(connection, webhook_id)
     await record_revision(connection, webhook_id)
     return await find(connection, account_id, webhook_id)
 
