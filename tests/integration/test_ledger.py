@@ -25,14 +25,14 @@ from vaultevents.store.pool import Database
 pytestmark = pytest.mark.integration
 
 ONE = "where id = (select min(id) from deliveries)"
-FINISHED = "next_attempt_at = null, finished_at = db_now()"
+FINISHED = "finished_at = db_now()"
 POST = "insert into attempts select min(id), {number}, db_now(), 1, {status}, {error}, '' from deliveries"
 OK = POST.format(number=1, status=200, error="null")
 NO = POST.format(number=1, status=500, error="null")
 UNBOUND = (
     "alter table deliveries drop constraint deliveries_event_seq_webhook_id_key,"
     " drop constraint deliveries_event_seq_fkey, drop constraint deliveries_webhook_id_fkey,"
-    " drop constraint deliveries_state_check, drop constraint deliveries_check"
+    " drop constraint deliveries_state_check"
 )
 
 BROKEN = {
@@ -54,7 +54,8 @@ BROKEN = {
     ],
     "attempted again after a 2xx": [OK, POST.format(number=2, status=200, error="null")],
     "exhausted without an attempt": [f"update deliveries set state = 'exhausted', {FINISHED} {ONE}"],
-    "scheduled without a time, or the other way round": [f"update deliveries set next_attempt_at = null {ONE}"],
+    "scheduled, but not in the queue": ["delete from queue where delivery_id = (select min(id) from deliveries)"],
+    "in the queue, but not scheduled": [f"update deliveries set state = 'parked' {ONE}"],
     "finished without saying when, or the other way round": [f"update deliveries set finished_at = db_now() {ONE}"],
     "pending for a deleted webhook": ["update webhooks set deleted_at = db_now()"],
     "cancelled for a webhook that is there": [f"update deliveries set state = 'cancelled', {FINISHED} {ONE}"],

@@ -115,8 +115,8 @@ async def test_a_new_webhook_is_as_its_owner_wrote_it_and_its_secret_is_sealed(a
     assert await webhooks.list_webhooks(any_database, "acme") == [stored]
     await commit(outbox, funding(1))
     (one,) = await deliver(any_database)
-    assert b"canary" not in one.secrets[0].sealed
-    assert open_sealed(KEY, one.secrets[0].sealed, made.id).reveal() == "whsec_canary"
+    assert b"canary" not in one.target.secrets[0].sealed
+    assert open_sealed(KEY, one.target.secrets[0].sealed, made.id).reveal() == "whsec_canary"
     assert await revisions(any_database) == 1
     await assert_delivered(any_database, 1)
 
@@ -260,7 +260,7 @@ async def test_a_new_url_holds_for_what_is_pending(any_database: Database) -> No
     changed = await amend(any_database, acme, one.id, url="https://elsewhere.example/hook")
     assert changed.webhook == replace(one.webhook, url="https://elsewhere.example/hook")
     assert await find(any_database, one.id) == changed
-    assert [delivery.url for delivery in await deliver(any_database)] == ["https://elsewhere.example/hook"]
+    assert [delivery.target.url for delivery in await deliver(any_database)] == ["https://elsewhere.example/hook"]
     await assert_delivered(any_database, 1)
 
 

@@ -123,7 +123,7 @@ class Dispatcher:
     async def _attempt(self, delivery: Delivery) -> None:
         started_at = self._clock.now()
         headers = delivery_headers(
-            secret_texts=[self._unseal(delivery.webhook_id, secret).reveal() for secret in delivery.secrets],
+            secret_texts=[self._unseal(delivery.webhook_id, secret).reveal() for secret in delivery.target.secrets],
             webhook_id=delivery.event_id,
             timestamp_s=int(started_at.timestamp()),
             body=delivery.body,
@@ -131,7 +131,7 @@ class Dispatcher:
             version=__version__,
             plain_header=self._options.plain_header,
         )
-        reply = await self._sender.send(delivery.url, delivery.body, headers)
+        reply = await self._sender.send(delivery.target.url, delivery.body, headers)
         outcome = Outcome(reply.status, reply.error, reply.retry_after)
         now = self._clock.now()
         verdict = judge(outcome, delivery.attempt, self._options.schedule_s, self._rng.random(), now)

@@ -1,7 +1,7 @@
 """The queue: claim due deliveries under a lease, settle their attempts in batches (D5-D8, D14).
 
-A claim sets a fresh lease token and moves `next_attempt_at` to the end of the lease, so a dead process's rows come
-due again by themselves. Every later write carries the token: whoever lost the lease changes nothing.
+A claim sets a fresh lease token and moves `due_at` to the end of the lease, so a dead process's rows come due again by
+themselves. Every later write carries the token: whoever lost the lease changes nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Literal
 from uuid import UUID
 
 from vaultevents.core.streaks import DEFAULT_PARKING, Parking, Streak, failed, should_disable, should_warn
+from vaultevents.core.timing import NO_TIMING, Timing
 from vaultevents.store.cursors import lock_registry
 from vaultevents.store.pool import Connection, Database, Record
 from vaultevents.store.webhooks import disable_webhook
@@ -25,17 +26,28 @@ class SealedSecret:
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """Where the deliveries of one claim go, and what signs them: the valid secrets, newest first."""
+
+    webhook_id: str
+    url: str
+    secrets: tuple[SealedSecret, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delivery:
-    """One claimed delivery: all that an attempt needs. `attempt` counts from 1; `secrets` newest first."""
+    """One claimed delivery: all that an attempt needs. `attempt` counts from 1."""
 
     id: int
     lease: UUID
     attempt: int
     event_id: str
     body: bytes
-    webhook_id: str
-    url: str
-    secrets: tuple[SealedSecret, ...]
+    target: Target
+
+    @property
+    def webhook_id(self) -> str:
+        return self.target.webhook_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,90 +77,34 @@ class Settlement:
     after_s: float = 0.0
     park_s: float = 0.0
     gone: bool = False
+    timing: Timing = NO_TIMING
 
 
 async def claim(database: Database, limit: int, lease: UUID, lease_s: float, per_webhook: int = 10) -> Claim:
-    """Up to `limit` due deliveries, now leased to the caller; rows and webhooks that others hold are skipped.
+    """Up to `limit` due deliveries, now leased to the caller; rows that others hold are skipped.
 
     No webhook has more than `per_webhook` in flight, in all processes together; one that is parked or paused gets
     nothing, and one whose park just ended a single one (D8). First attempts go before retries; webhooks take turns.
     """
-    async with database.transaction() as connection:
+    async with database.statement() as connection:  # one round trip, one commit: `claim_deliveries` is a migration's
         rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook)
-        database_time = rows[0]["now"] if rows else await connection.fetchval("select db_now()")
-    return Claim(tuple(_delivery(row, lease) for row in rows), database_time)
-
-
-# How many more of a webhook w may be in flight. While its failures are not forgotten, one is tried at a time.
-_FREE = """
-greatest(0, case when w.parks > 0 then 1 else {per_webhook} end - (
-    select count(*) from deliveries f
-    where f.webhook_id = w.id and f.lease is not null and f.state = 'scheduled' and f.next_attempt_at > db_now()))
-"""
-
-# `due` looks for first attempts and for retries apart, each along the index. The webhooks are locked, so that two
-# claimers never count the same free slots.
-_CLAIM = """
-with clock as materialized (
-    select db_now() as now
-), open as materialized (
-    select w.id, (FREE)::integer as free
-    from webhooks w, clock
-    where w.active and w.deleted_at is null
-        and (w.paused_until is null or w.paused_until <= clock.now)
-        and (w.parked_until is null or w.parked_until <= clock.now)
-        and (exists (select from deliveries d where d.webhook_id = w.id and d.state = 'scheduled'
-                     and least(d.attempts, 1) = 0 and d.next_attempt_at <= clock.now)
-          or exists (select from deliveries d where d.webhook_id = w.id and d.state = 'scheduled'
-                     and least(d.attempts, 1) = 1 and d.next_attempt_at <= clock.now))
-    order by w.id for no key update of w skip locked
-), candidates as materialized (
-    select due.id, due.next_attempt_at,
-        row_number() over (partition by open.id order by due.retry, due.next_attempt_at) as turn
-    from open cross join clock cross join lateral (
-        (select d.id, d.next_attempt_at, false as retry from deliveries d
-         where d.webhook_id = open.id and d.state = 'scheduled' and least(d.attempts, 1) = 0
-            and d.next_attempt_at <= clock.now order by d.next_attempt_at limit open.free)
-        union all
-        (select d.id, d.next_attempt_at, true from deliveries d
-         where d.webhook_id = open.id and d.state = 'scheduled' and least(d.attempts, 1) = 1
-            and d.next_attempt_at <= clock.now order by d.next_attempt_at limit open.free)
-        order by retry, next_attempt_at limit open.free
-    ) due
-), chosen as (
-    select id from candidates order by turn, next_attempt_at limit $1
-), due as (
-    select d.id from deliveries d
-    where d.id = any(array(select id from chosen))
-        and d.state = 'scheduled' and d.next_attempt_at <= (select now from clock)
-    for update skip locked
-), leased as (
-    update deliveries d set lease = $2::uuid, next_attempt_at = db_now() + make_interval(secs => $3)
-    from due where d.id = due.id
-    returning d.id, d.event_seq, d.webhook_id, d.attempts
-)
-select l.id, l.attempts, e.id as event_id, e.body, w.id as webhook_id, w.url, db_now() as now,
-    array(select s.key_id from webhook_secrets s where s.webhook_id = w.id
-          and (s.valid_until is null or s.valid_until > db_now()) order by s.created_at desc) as key_ids,
-    array(select s.sealed from webhook_secrets s where s.webhook_id = w.id
-          and (s.valid_until is null or s.valid_until > db_now()) order by s.created_at desc) as sealed
-from leased l join events e on e.seq = l.event_seq join webhooks w on w.id = l.webhook_id
-""".replace("FREE", _FREE.format(per_webhook="$4"))
-
-
-def _delivery(row: object, lease: UUID) -> Delivery:
-    columns = dict(row)  # type: ignore[call-overload]
-    secrets = zip(columns["key_ids"], columns["sealed"], strict=True)
-    return Delivery(
-        id=columns["id"],
-        lease=lease,
-        attempt=columns["attempts"] + 1,
-        event_id=columns["event_id"],
-        body=columns["body"],
-        webhook_id=columns["webhook_id"],
-        url=columns["url"],
-        secrets=tuple(SealedSecret(key_id, sealed) for key_id, sealed in secrets),
+        database_time = rows[0]["claimed_at"] if rows else await connection.fetchval("select db_now()")
+    targets = {row["webhook_id"]: _target(row) for row in rows if row["url"] is not None}
+    return Claim(
+        tuple(
+            Delivery(delivery_id, lease, attempts + 1, event_id, body, targets[webhook_id])
+            for delivery_id, attempts, event_id, body, webhook_id, *_ in rows
+        ),
+        database_time,
     )
+
+
+_CLAIM = "select * from claim_deliveries($1, $2, $3, $4)"
+
+
+def _target(row: Record) -> Target:
+    secrets = zip(row["key_ids"], row["sealed"], strict=True)
+    return Target(row["webhook_id"], row["url"], tuple(SealedSecret(key_id, sealed) for key_id, sealed in secrets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,19 +136,26 @@ async def settle(database: Database, settlements: Sequence[Settlement], parking:
         if any(settlement.gone for settlement in settlements):
             await lock_registry(connection)
         streaks, now = await _lock_streaks(connection, settlements)  # before any delivery: the lock order
+        ordered = sorted(settlements, key=lambda one: one.delivery.id)  # lest two batches wait in a circle
+        again = await _lock_scheduled(connection, ordered)
         rows = await connection.fetch(
             _SETTLE,
-            [settlement.delivery.id for settlement in settlements],
-            [settlement.delivery.lease for settlement in settlements],
-            [settlement.delivery.attempt for settlement in settlements],
-            [settlement.state for settlement in settlements],
-            [settlement.after_s for settlement in settlements],
-            [settlement.started_at for settlement in settlements],
-            [settlement.duration_ms for settlement in settlements],
-            [settlement.status for settlement in settlements],
-            [settlement.error for settlement in settlements],
-            [settlement.excerpt for settlement in settlements],
-            [settlement.address for settlement in settlements],
+            [one.delivery.id for one in ordered],
+            [one.delivery.lease for one in ordered],
+            [one.delivery.attempt for one in ordered],
+            [one.state for one in ordered],
+            [one.delivery.id in again for one in ordered],
+            [one.after_s for one in ordered],
+            [one.started_at for one in ordered],
+            [one.duration_ms for one in ordered],
+            [one.status for one in ordered],
+            [one.error for one in ordered],
+            [one.excerpt for one in ordered],
+            [one.address for one in ordered],
+            [one.timing.dns_ms for one in ordered],
+            [one.timing.connect_ms for one in ordered],
+            [one.timing.tls_ms for one in ordered],
+            [one.timing.first_byte_ms for one in ordered],
         )
         ids = {row["delivery_id"] for row in rows}
         held = [settlement for settlement in settlements if settlement.delivery.id in ids]
@@ -206,26 +169,47 @@ async def settle(database: Database, settlements: Sequence[Settlement], parking:
     return Settled(len(held), (*notices, *(notice for notice in disabled if notice is not None)))
 
 
+async def _lock_scheduled(connection: Connection, ordered: Sequence[Settlement]) -> set[int]:
+    """The ids of those to be attempted again that nobody parked or cancelled meanwhile, or can until the commit."""
+    again = {one.delivery.id for one in ordered if one.state == "scheduled"}
+    if not again:
+        return again
+    rows = await connection.fetch(
+        "select id, state from deliveries where id = any($1) order by id for no key update",
+        [one.delivery.id for one in ordered],
+    )
+    return {row["id"] for row in rows if row["id"] in again and row["state"] == "scheduled"}
+
+
+# The lease is proved by taking the row out of the queue, or by scheduling it anew.
 _SETTLE = """
 with result as (
-    select * from unnest($1::bigint[], $2::uuid[], $3::integer[], $4::text[], $5::float8[], $6::timestamptz[],
-        $7::integer[], $8::smallint[], $9::text[], $10::text[], $11::text[])
-    as r (id, lease, number, state, after_s, started_at, duration_ms, status, error, excerpt, address)
+    select * from unnest($1::bigint[], $2::uuid[], $3::integer[], $4::text[], $5::boolean[], $6::float8[],
+        $7::timestamptz[], $8::integer[], $9::smallint[], $10::text[], $11::text[], $12::text[],
+        $13::integer[], $14::integer[], $15::integer[], $16::integer[])
+    as r (id, lease, number, state, again, after_s, started_at, duration_ms, status, error, excerpt, address,
+        dns_ms, connect_ms, tls_ms, first_byte_ms)
+), ended as (
+    delete from queue q using result r where q.delivery_id = r.id and r.lease = q.lease and not r.again
+    returning q.delivery_id
+), postponed as (
+    update queue q set lease = null, attempts = r.number, due_at = db_now() + make_interval(secs => r.after_s)
+    from result r where q.delivery_id = r.id and r.lease = q.lease and r.again returning q.delivery_id
 ), held as (
-    select r.*, d.state as old_state from deliveries d join result r on r.id = d.id and r.lease = d.lease
-    order by d.id for update of d
+    select r.* from (select delivery_id from ended union all select delivery_id from postponed) mine
+    join result r on r.id = mine.delivery_id order by r.id
 ), settled as (
     update deliveries d set
-        state = case when h.state = 'delivered' or h.old_state = 'scheduled' then h.state
-                     when h.old_state = 'parked' and h.state = 'exhausted' then h.state else h.old_state end,
-        next_attempt_at = case when h.state = 'scheduled' and h.old_state = 'scheduled'
-                               then db_now() + make_interval(secs => h.after_s) end,
+        state = case when h.state = 'delivered' or d.state = 'scheduled' then h.state
+                     when d.state = 'parked' and h.state = 'exhausted' then h.state else d.state end,
         finished_at = case when h.state in ('delivered', 'exhausted') then db_now() else d.finished_at end,
-        attempts = h.number, lease = null
+        attempts = h.number
     from held h where d.id = h.id
 )
-insert into attempts (delivery_id, number, started_at, duration_ms, status, error, excerpt, address)
-select id, number, started_at, duration_ms, status, error, excerpt, address from held
+insert into attempts (delivery_id, number, started_at, duration_ms, status, error, excerpt, address,
+    dns_ms, connect_ms, tls_ms, first_byte_ms)
+select id, number, started_at, duration_ms, status, error, excerpt, address,
+    dns_ms, connect_ms, tls_ms, first_byte_ms from held
 returning delivery_id
 """
 
@@ -328,14 +312,14 @@ async def next_due_s(database: Database, per_webhook: int = 10) -> float | None:
 
 _NEXT_DUE = """
 select extract(epoch from min(greatest(w.paused_until, w.parked_until, least(
-    (select min(d.next_attempt_at) from deliveries d
-     where d.webhook_id = w.id and d.state = 'scheduled' and least(d.attempts, 1) = 0),
-    (select min(d.next_attempt_at) from deliveries d
-     where d.webhook_id = w.id and d.state = 'scheduled' and least(d.attempts, 1) = 1)
+    (select min(q.due_at) from queue q where q.webhook_id = w.id and q.turn = 0),
+    (select min(q.due_at) from queue q where q.webhook_id = w.id and q.turn = 1),
+    (select min(q.due_at) from queue q where q.webhook_id = w.id and q.turn = 2)
 ))) - db_now())
-from webhooks w where w.active and w.deleted_at is null and (FREE) > 0
-    and exists (select from deliveries d where d.webhook_id = w.id and d.state = 'scheduled')
-""".replace("FREE", _FREE.format(per_webhook="$1"))
+from webhooks w where w.active and w.deleted_at is null
+    and (select count(*) from queue q where q.webhook_id = w.id and q.turn = 2 and q.due_at > db_now())
+        < case when w.parks > 0 then 1 else $1 end
+"""
 
 
 async def counts(database: Database) -> dict[str, int]:

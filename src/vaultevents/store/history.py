@@ -145,10 +145,11 @@ async def delivery(
 # A lease that ended belongs to a process that died: the delivery is due, nobody is at it.
 _DELIVERIES = """
 select d.id, e.id as event_id, e.event_type, d.state, d.attempts, d.created_at, d.finished_at, now.in_flight,
-    case when not now.in_flight then d.next_attempt_at end as next_attempt_at
+    case when d.state = 'scheduled' and not now.in_flight then q.due_at end as next_attempt_at
 from webhooks w join deliveries d on d.webhook_id = w.id join events e on e.seq = d.event_seq
+    left join queue q on q.delivery_id = d.id
     cross join lateral (
-        select d.state = 'scheduled' and d.lease is not null and d.next_attempt_at > db_now() as in_flight
+        select d.state = 'scheduled' and q.lease is not null and q.due_at > db_now() as in_flight
     ) now
 where w.account_id = $1 and w.id = $2 and w.deleted_at is null and e.account_id = $1
 """

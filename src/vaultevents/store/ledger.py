@@ -131,12 +131,13 @@ with filters as (
 ), ledger as (
     select coalesce(e.account_id, d.account_id) collate "C" as account_id, e.id collate "C" as event_id,
         webhook_id collate "C" as webhook_id, is_due,
-        d.id as delivery_id, d.state, d.attempts, d.next_attempt_at, d.finished_at,
+        d.id as delivery_id, d.state, d.attempts, d.finished_at, q.delivery_id is not null as queued, q.lease,
         w.id as known_webhook, w.active, w.deleted_at is not null as deleted,
         coalesce(p.posted, 0) as posted, p.lowest, p.highest, coalesce(p.accepted, 0) as accepted, p.unclear
     from due full join stored d using (event_seq, webhook_id)
         left join events e on e.seq = event_seq left join webhooks w on w.id = webhook_id
         left join posts p on p.delivery_id = d.id
+        left join (select delivery_id, lease from queue) q on q.delivery_id = d.id
 ), placed as (
     select *, row_number() over (partition by account_id, event_id, webhook_id order by delivery_id) as place
     from ledger
@@ -155,8 +156,8 @@ select account_id, event_id, webhook_id, state, array_remove(array[
     case when (state = 'delivered') <> (accepted > 0) then 'delivered without a 2xx, or a 2xx without delivered' end,
     case when accepted > 1 then 'attempted again after a 2xx' end,
     case when state = 'exhausted' and posted = 0 then 'exhausted without an attempt' end,
-    case when (state = 'scheduled') <> (next_attempt_at is not null)
-        then 'scheduled without a time, or the other way round' end,
+    case when state = 'scheduled' and not queued then 'scheduled, but not in the queue' end,
+    case when state <> 'scheduled' and queued and lease is null then 'in the queue, but not scheduled' end,
     case when (state in ('delivered', 'exhausted', 'cancelled')) <> (finished_at is not null)
         then 'finished without saying when, or the other way round' end,
     case when state in ('scheduled', 'parked') and deleted then 'pending for a deleted webhook' end,

@@ -238,9 +238,10 @@ async def _fan_out(connection: Connection, fresh: Sequence[tuple[int, Event]]) -
     if not pairs:
         return
     await connection.execute(
-        "insert into deliveries (event_seq, webhook_id, state, next_attempt_at)"
-        " select p.seq, p.webhook_id, 'scheduled', db_now()"
-        " from unnest($1::bigint[], $2::text[]) as p (seq, webhook_id)",
+        "with made as (insert into deliveries (event_seq, webhook_id, state) select p.seq, p.webhook_id, 'scheduled'"
+        "  from unnest($1::bigint[], $2::text[]) as p (seq, webhook_id) returning id, event_seq, webhook_id)"
+        " insert into queue (delivery_id, event_seq, webhook_id, due_at)"
+        " select id, event_seq, webhook_id, db_now() from made",
         [seq for seq, _ in pairs],
         [webhook_id for _, webhook_id in pairs],
     )

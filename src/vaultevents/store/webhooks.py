@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
 
 from vaultevents.core.errors import InputError, VaulteventsError
 from vaultevents.core.sealing import MasterKey, Secret, seal
@@ -13,9 +12,6 @@ from vaultevents.core.webhooks import Webhook
 from vaultevents.store.accounts import require_account
 from vaultevents.store.cursors import lock_registry
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
-
-IN_FLIGHT_S: Final = 60.0
-"""An attempt is over by then, or its process is dead: parking forgets when a lease ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +118,11 @@ async def erase_webhook(connection: Connection, account_id: str, webhook_id: str
     await connection.execute(
         "update idempotent_answers set sealed = null where account_id = $1 and webhook_id = $2", account_id, webhook_id
     )
+    await _leave_queue(connection, webhook_id)
     await connection.execute(
         "with pending as (select id from deliveries where webhook_id = $1 and state in ('scheduled', 'parked')"
         " order by id for update)"  # in the order of the ids, as every settle: so they never wait in a circle
-        " update deliveries d set state = 'cancelled', next_attempt_at = null, finished_at = db_now()"
-        " from pending where d.id = pending.id",
+        " update deliveries d set state = 'cancelled', finished_at = db_now() from pending where d.id = pending.id",
         webhook_id,
     )
     await record_revision(connection, webhook_id)
@@ -145,18 +141,24 @@ async def disable_webhook(connection: Connection, webhook_id: str, why: str) -> 
 
 async def park_pending(connection: Connection, webhook_id: str) -> None:
     """Nothing more is sent for now, and nothing is dropped (D7)."""
+    await _leave_queue(connection, webhook_id)
     await connection.execute(
         "with pending as (select id from deliveries where webhook_id = $1 and state = 'scheduled'"
         " order by id for update)"
-        " update deliveries d set state = 'parked', next_attempt_at = null from pending where d.id = pending.id",
+        " update deliveries d set state = 'parked' from pending where d.id = pending.id",
         webhook_id,
     )
+
+
+async def _leave_queue(connection: Connection, webhook_id: str) -> None:
+    """Takes out what nobody is at. What is in flight stays until it is settled, so that its result is kept."""
+    await connection.execute("delete from queue where webhook_id = $1 and lease is null", webhook_id)
 
 
 async def resume_parked(connection: Connection, webhook_id: str) -> None:
     """What was parked is due at once, with the number of its next attempt as it was (D9); failures are forgotten (A5).
 
-    What may still be in flight is due when that attempt must be over, lest it is sent twice.
+    What is still in flight keeps its lease, lest it is sent twice.
     """
     await connection.execute(
         "update webhooks set failures = 0, first_failure_at = null, last_failure_at = null, parks = 0,"
@@ -164,12 +166,12 @@ async def resume_parked(connection: Connection, webhook_id: str) -> None:
         webhook_id,
     )
     await connection.execute(
-        "with parked as (select id from deliveries where webhook_id = $1 and state = 'parked' order by id for update)"
-        " update deliveries d set state = 'scheduled', next_attempt_at ="
-        " db_now() + make_interval(secs => case when lease is null then 0 else $2 end)"
-        " from parked where d.id = parked.id",
+        "with parked as (select id from deliveries where webhook_id = $1 and state = 'parked' order by id for update),"
+        " resumed as (update deliveries d set state = 'scheduled' from parked where d.id = parked.id"
+        "  returning d.id, d.event_seq, d.webhook_id, d.attempts)"
+        " insert into queue (delivery_id, event_seq, webhook_id, attempts, due_at)"
+        " select id, event_seq, webhook_id, attempts, db_now() from resumed on conflict (delivery_id) do nothing",
         webhook_id,
-        IN_FLIGHT_S,
     )
     await connection.execute("select pg_notify($1, '')", DELIVERIES_CHANNEL)
 

@@ -1,1 +1,2 @@
 -- migrate:up
+select 1;

@@ -1,0 +1,19 @@
+"""How long the phases of one attempt took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """In ms; None for what a kept connection skips, or what was not reached. `first_byte_ms` counts from the start."""
+
+    dns_ms: int | None = None
+    connect_ms: int | None = None
+    tls_ms: int | None = None
+    first_byte_ms: int | None = None
+
+
+NO_TIMING: Final = Timing()
