@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvloop
+from _machine import cpu_s, postgres_cpu_s
 
 REQUESTS = 6_000
 CONNECTIONS = 32
@@ -155,33 +156,15 @@ async def load(url: str, requests: list[bytes]) -> None:
     await asyncio.gather(*(client() for _ in range(CONNECTIONS)))
 
 
-def cpu_s(pid: int) -> float:
-    """CPU seconds of a process so far, in user and system mode."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def postgres_cpu_s() -> float:
-    total = 0.0
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if entry.joinpath("comm").read_text().startswith("postgres"):
-                    total += cpu_s(int(entry.name))
-            except OSError:  # it has ended meanwhile
-                continue
-    return total
-
-
-def turn(server: dict[str, Any], requests: list[bytes]) -> dict[str, float]:
+def turn(folder: Path, server: dict[str, Any], requests: list[bytes]) -> dict[str, float]:
     """One measured load on one server."""
-    begin, cpu, postgres = time.perf_counter(), cpu_s(server["pid"]), postgres_cpu_s()
+    begin, cpu, postgres = time.perf_counter(), cpu_s(server["pid"]), postgres_cpu_s(folder)
     uvloop.run(load(server["url"], requests))
     seconds = time.perf_counter() - begin
     count = len(requests)
     return {
         "cpu_us": (cpu_s(server["pid"]) - cpu) * 1e6 / count,
-        "postgres_cpu_us": (postgres_cpu_s() - postgres) * 1e6 / count,
+        "postgres_cpu_us": (postgres_cpu_s(folder) - postgres) * 1e6 / count,
         "wall_requests_s": count / seconds,
     }
 
@@ -205,7 +188,7 @@ def compare(folder: str) -> dict[str, Any]:
                 for kind in kinds:
                     first = number * REQUESTS
                     halves = signers.map(sign, [folder] * 2, [first, first + REQUESTS // 2], [REQUESTS // 2] * 2)
-                    told = turn(servers[kind], [request for half in halves for request in half])
+                    told = turn(Path(folder), servers[kind], [request for half in halves for request in half])
                     if number:  # the first round only warms up
                         rounds[kind].append(told)
     finally:

@@ -159,7 +159,7 @@ class DeliverySettings(Section):
     schedule: Annotated[
         tuple[Annotated[int, Field(gt=0)], ...], NoDecode, BeforeValidator(_schedule), Field(min_length=1)
     ] = SCHEDULE_S
-    concurrency: int = Field(default=64, ge=1, le=10_000)
+    concurrency: int = Field(default=4096, ge=1, le=50_000)
     per_webhook: int = Field(default=10, ge=1, le=1000)
     park_after: int = Field(default=5, ge=1)
     park_first_s: Seconds = 30.0

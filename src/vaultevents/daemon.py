@@ -54,6 +54,8 @@ ROLES: tuple[Role, ...] = ("watch", "dispatch", "api")
 REJOIN_PAUSE_S = 0.5
 CLOCK_CHECK_S = 30.0
 FORGET_S = 30.0
+OTHER_FILES = 512
+"""What the database, the nodes, the API's callers and the process itself may have open."""
 
 
 async def serve(
@@ -132,7 +134,7 @@ async def _dispatch(settings: Settings, store: Store, clock: ServiceClock, stop:
     )
     options = DispatchOptions(
         schedule_s=delivery.schedule,
-        concurrency=delivery.concurrency,
+        concurrency=_files_allow(delivery.concurrency),
         per_webhook=delivery.per_webhook,
         parking=Parking(
             delivery.park_after,
@@ -147,6 +149,25 @@ async def _dispatch(settings: Settings, store: Store, clock: ServiceClock, stop:
     async with sender:
         rng = random.SystemRandom()
         await Dispatcher(store.database, sender, {store.key.id: store.key}, clock, options, rng).run(stop)
+
+
+def _files_allow(concurrency: int) -> int:
+    """The attempts that may be in flight, each with a file descriptor; raises the limit of open files if it has to."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return concurrency
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = concurrency + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return concurrency
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        allowed = max(hard - OTHER_FILES, 1)
+        log.warning("few_open_files", limit=hard, concurrency=allowed, advice=f"raise the hard limit to {needed}")
+    else:
+        hard, allowed = needed, concurrency
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return allowed
 
 
 def _listener(settings: Settings, only: Collection[Role]) -> socket.socket | None:

@@ -225,7 +225,7 @@ async def test_run_delivers_and_replay_finds_the_same(here: Place, server: Serve
     assert await stored(server, here) == events
     assert delivered(hook).keys() == wanted(here.world, "acme")
     assert ended.json == {"derived": len(events), "identical": 0, "inserted": len(events), "different": 0}
-    assert {"started", "stopping", "dispatch_drained", "delivery_attempted"} <= {line["event"] for line in ended.logs}
+    assert {"started", "stopping", "dispatch_drained", "attempts_settled"} <= {line["event"] for line in ended.logs}
 
     after = await here.status()
     (live,) = after["cursors"]

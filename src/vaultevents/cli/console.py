@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self, TextIO, TypeVar
 
 import structlog
 import typer
@@ -111,6 +111,17 @@ def stopping(stop: asyncio.Event) -> Iterator[None]:
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
+
+
+def stop_at_end_of(pipe: TextIO, stop: asyncio.Event) -> None:
+    """Sets `stop` when the process at the other end of the pipe closes it or is gone."""
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(pipe)
+        stop.set()
+
+    loop.add_reader(pipe, ended)
 
 
 def say(text: str) -> None:

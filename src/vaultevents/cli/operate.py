@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +23,10 @@ from vaultevents.cli.console import (
     put_json,
     say,
     settings_of,
+    stop_at_end_of,
     stopping,
 )
+from vaultevents.cli.dispatchers import dispatchers
 from vaultevents.config import DEFAULT_FILE, NETWORKS, Settings, chosen_file
 from vaultevents.core.errors import ConfigError, InputError, OperatorError
 from vaultevents.core.spans import Span
@@ -117,6 +120,10 @@ def run_daemon(
         list[str] | None,
         typer.Option(help=f"Only this part of the work: {' or '.join(ROLES)}. May be repeated.", metavar="ROLE"),
     ] = None,
+    number: Annotated[
+        int, typer.Option("--dispatchers", min=1, max=64, help="Processes that deliver, this one among them.")
+    ] = 1,
+    while_stdin: Annotated[bool, typer.Option("--while-stdin", hidden=True)] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Watch the chain and deliver webhooks until SIGTERM or Ctrl-C.
@@ -128,17 +135,22 @@ def run_daemon(
         one_of(ROLES, role, "--only")
     settings = settings_of(config)
     roles: list[Role] = [role for role in ROLES if not only or role in only]
+    if number > 1 and "dispatch" not in roles:
+        raise typer.BadParameter("there is nothing to deliver without the role dispatch", param_hint="--dispatchers")
     totals = Totals()
 
     async def work() -> None:
         stop = asyncio.Event()
+        if while_stdin:
+            stop_at_end_of(sys.stdin, stop)
         with stopping(stop), SpanProgress() as progress:
 
             def advanced(step: Advanced) -> None:
                 totals.count(step)
                 progress.advanced(step)
 
-            await serve(settings, stop, only=roles, on_advance=advanced)
+            async with dispatchers(number - 1, config, stop):
+                await serve(settings, stop, only=roles, on_advance=advanced)
 
     complete(work())
     if as_json:

@@ -1,5 +1,7 @@
 """Claims due deliveries, posts them with bounded concurrency, settles the attempts in batches (architecture §5).
 
+    queue ─▶ claim, up to 500 ─▶ an attempt each ─▶ what came back within a few ms ─▶ settle ─▶ free slots ─▶ claim
+
 No transaction is open during a POST. A slot is free again only when its attempt is settled, so what is in memory is
 bounded; a process that dies loses only leases, which end by themselves and are attempted again (P5, P10).
 """
@@ -8,47 +10,66 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
 from uuid import uuid4
 
 import structlog
 
-from vaultevents import __version__
 from vaultevents.core.errors import DatabaseUnavailable
-from vaultevents.core.retries import SCHEDULE_S, Delivered, Exhausted, Gone, Outcome, Retry, Verdict, judge
-from vaultevents.core.sealing import MasterKey, Secret, open_sealed
-from vaultevents.core.signing import delivery_headers
+from vaultevents.core.retries import SCHEDULE_S, Delivered, Exhausted, Gone, Outcome, Retry, judge
+from vaultevents.core.sealing import MasterKey, SealBroken
 from vaultevents.core.streaks import DEFAULT_PARKING, Parking
-from vaultevents.dispatch.sender import Sender
+from vaultevents.dispatch.sender import Reply, Sender
+from vaultevents.dispatch.signer import Signer
 from vaultevents.store.clock import ServiceClock
-from vaultevents.store.deliveries import Delivery, Notice, SealedSecret, Settlement, claim, next_due_s, settle
+from vaultevents.store.deliveries import AttemptState, Delivery, Notice, Settlement, claim, next_due_s, settle
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Database
 
 log = structlog.get_logger("dispatch")
 
 BATCH = 500
 SETTLE_WINDOW_S = 0.005
+SLOW_S = 0.25
+"""A claim whose attempts take longer holds up no other one."""
+
+QUIET_S = 0.02
+"""After this long without a reason to claim, the queue is asked when the next is due."""
+
 RECONNECT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchOptions:
-    """`concurrency`: attempts in flight, `per_webhook` of them for one webhook.
+    """`concurrency`: attempts in flight, at most `per_webhook` of them for one webhook and fewer as they run short.
 
     `lease_s` must exceed an attempt's deadline; `poll_s` bounds a lost NOTIFY.
     """
 
     schedule_s: Sequence[float] = SCHEDULE_S
-    concurrency: int = 64
+    concurrency: int = 4096
     per_webhook: int = 10
     parking: Parking = DEFAULT_PARKING
     lease_s: float = 60.0
     poll_s: float = 1.0
     drain_s: float = 20.0
     plain_header: str | None = None
+
+
+class _Batch:
+    """One claim: when, and how many of its attempts have no answer yet."""
+
+    __slots__ = ("claimed_at_s", "half", "left")
+
+    def __init__(self, claimed_at_s: float, number: int) -> None:
+        self.claimed_at_s = claimed_at_s
+        self.left = number
+        self.half = number // 2
 
 
 class Dispatcher:
@@ -65,19 +86,16 @@ class Dispatcher:
     ) -> None:
         self._database = database
         self._sender = sender
+        self._signer = Signer(keys, options.plain_header)
         self._clock = clock
         self._options = options
         self._rng = rng
         self._in_flight = 0
+        self._batches: list[_Batch] = []
         self._attempts: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
-        self._finished: asyncio.Queue[Settlement] = asyncio.Queue()
-
-        @lru_cache(maxsize=4096)
-        def unseal(webhook_id: str, secret: SealedSecret) -> Secret:
-            return open_sealed(keys[secret.key_id], secret.sealed, webhook_id)
-
-        self._unseal = unseal
+        self._finished: list[Settlement] = []
+        self._some_finished = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop` is set, then claims nothing more and waits for what is in flight, at most `drain_s`.
@@ -100,43 +118,81 @@ class Dispatcher:
     async def _claim_until(self, stop: asyncio.Event, group: asyncio.TaskGroup) -> None:
         while not stop.is_set():
             self._wake.clear()
-            wait_s = self._options.poll_s
-            if free := min(self._options.concurrency - self._in_flight, BATCH):
-                try:
-                    options = self._options
-                    claimed = await claim(self._database, free, uuid4(), options.lease_s, options.per_webhook)
-                    self._clock.check(claimed.database_time)
-                    for delivery in claimed.deliveries:
-                        self._in_flight += 1
-                        attempt = group.create_task(self._attempt(delivery))
-                        self._attempts.add(attempt)
-                        attempt.add_done_callback(self._attempts.discard)
-                    if len(claimed.deliveries) < free:
-                        due_s = await next_due_s(self._database, options.per_webhook)
-                        wait_s = wait_s if due_s is None else min(wait_s, due_s)
-                except DatabaseUnavailable as error:
-                    log.warning("dispatch_waits", problem=str(error), retry_in_s=RECONNECT_S)
-                    wait_s = RECONNECT_S
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), max(wait_s, 0.001))
+            try:
+                room = self._room()
+                found = await self._claim(room, group) if room else 0
+                if (room and found == room) or await self._woken(QUIET_S):
+                    continue
+                due_s = await next_due_s(self._database, self._options.per_webhook) if room else SLOW_S
+            except DatabaseUnavailable as error:
+                log.warning("dispatch_waits", problem=str(error), retry_in_s=RECONNECT_S)
+                due_s = RECONNECT_S
+            await self._woken(self._options.poll_s if due_s is None else min(due_s, self._options.poll_s))
 
-    async def _attempt(self, delivery: Delivery) -> None:
+    def _room(self) -> int:
+        """How many to claim now: none while more than a batch is still to be answered."""
+        since_s = asyncio.get_running_loop().time() - SLOW_S
+        self._batches = [batch for batch in self._batches if batch.left and batch.claimed_at_s > since_s]
+        if self._awaited() > BATCH:
+            return 0
+        return min(self._options.concurrency - self._in_flight, BATCH)
+
+    def _awaited(self) -> int:
+        return sum(batch.left for batch in self._batches)
+
+    async def _claim(self, room: int, group: asyncio.TaskGroup) -> int:
+        options = self._options
+        # As slots run short each webhook may have fewer, so that those that hang never have them all.
+        share = math.ceil(options.per_webhook * (1 - self._in_flight / options.concurrency))
+        claimed = await claim(self._database, room, uuid4(), options.lease_s, share)
+        self._clock.check(claimed.database_time)
+        found = len(claimed.deliveries)
+        if found:
+            batch = _Batch(asyncio.get_running_loop().time(), found)
+            self._batches.append(batch)
+            self._in_flight += found
+            for delivery in claimed.deliveries:
+                attempt = group.create_task(self._attempt(delivery, batch))
+                self._attempts.add(attempt)
+                attempt.add_done_callback(self._attempts.discard)
+        return found
+
+    async def _woken(self, within_s: float) -> bool:
+        """Waits until there may be something to claim; False when nobody said so in time."""
+        try:
+            async with asyncio.timeout(max(within_s, 0.001)):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _attempt(self, delivery: Delivery, batch: _Batch) -> None:
         started_at = self._clock.now()
-        headers = delivery_headers(
-            secret_texts=[self._unseal(delivery.webhook_id, secret).reveal() for secret in delivery.target.secrets],
-            webhook_id=delivery.event_id,
-            timestamp_s=int(started_at.timestamp()),
-            body=delivery.body,
-            attempt_number=delivery.attempt,
-            version=__version__,
-            plain_header=self._options.plain_header,
-        )
-        reply = await self._sender.send(delivery.target.url, delivery.body, headers)
+        target = delivery.target
+        try:
+            headers = self._signer.headers(
+                target.webhook_id, target.secrets, delivery.event_id, delivery.body, delivery.attempt, started_at
+            )
+        except SealBroken as problem:
+            log.error("secret_unreadable", webhook_id=target.webhook_id, problem=str(problem))
+            reply = Reply(None, "sealed", None, "", 0, None)
+        else:
+            reply = await self._sender.send(target.url, delivery.body, headers)
+        if reply.status is not None and 200 <= reply.status < 300:
+            settlement = _settlement(delivery, "delivered", started_at, reply)
+        else:
+            settlement = self._failed(delivery, started_at, reply)
+        self._finished.append(settlement)
+        self._some_finished.set()
+        batch.left -= 1
+        if batch.left == batch.half:
+            self._wake.set()
+
+    def _failed(self, delivery: Delivery, started_at: datetime, reply: Reply) -> Settlement:
         outcome = Outcome(reply.status, reply.error, reply.retry_after)
-        now = self._clock.now()
-        verdict = judge(outcome, delivery.attempt, self._options.schedule_s, self._rng.random(), now)
+        verdict = judge(outcome, delivery.attempt, self._options.schedule_s, self._rng.random(), self._clock.now())
         log.info(
-            "delivery_attempted",
+            "attempt_failed",
             event_id=delivery.event_id,
             webhook_id=delivery.webhook_id,
             attempt=delivery.attempt,
@@ -145,25 +201,25 @@ class Dispatcher:
             duration_ms=reply.duration_ms,
             verdict=type(verdict).__name__.lower(),
         )
-        base = Settlement(
-            delivery=delivery,
-            state="scheduled",
-            started_at=started_at,
-            duration_ms=reply.duration_ms,
-            status=reply.status,
-            error=reply.error,
-            excerpt=reply.excerpt,
-            address=reply.address,
-        )
-        self._finished.put_nowait(_settlement(base, verdict))
+        match verdict:
+            case Retry(after_s, park_s):
+                return _settlement(delivery, "scheduled", started_at, reply, after_s=after_s, park_s=park_s)
+            case Exhausted(park_s):
+                return _settlement(delivery, "exhausted", started_at, reply, park_s=park_s)
+            case Gone():
+                return _settlement(delivery, "parked", started_at, reply, gone=True)
+            case Delivered():
+                return _settlement(delivery, "delivered", started_at, reply)
 
     async def _settle_all(self) -> None:
         """Settles finished attempts. A batch is what came in a few ms, so nobody waits for a slow receiver."""
         while True:
-            batch = [await self._finished.get()]
-            await asyncio.sleep(SETTLE_WINDOW_S)
-            while len(batch) < BATCH and not self._finished.empty():
-                batch.append(self._finished.get_nowait())
+            await self._some_finished.wait()
+            if len(self._finished) < BATCH and self._awaited():
+                await asyncio.sleep(SETTLE_WINDOW_S)
+            batch, self._finished = self._finished[:BATCH], self._finished[BATCH:]
+            if not self._finished:
+                self._some_finished.clear()
             while True:
                 try:
                     settled = await settle(self._database, batch, self._options.parking)
@@ -171,6 +227,7 @@ class Dispatcher:
                 except DatabaseUnavailable as error:
                     log.warning("settle_waits", problem=str(error), attempts=len(batch), retry_in_s=RECONNECT_S)
                     await asyncio.sleep(RECONNECT_S)
+            log.info("attempts_settled", **Counter(str(one.state) for one in batch))
             if settled.held < len(batch):
                 log.warning("leases_lost", attempts=len(batch) - settled.held)
             for notice in settled.notices:
@@ -203,13 +260,18 @@ def _tell(notice: Notice) -> None:
             log.warning("webhook_disabled", advice="its owner can switch it on again; nothing is lost", **facts)
 
 
-def _settlement(base: Settlement, verdict: Verdict) -> Settlement:
-    match verdict:
-        case Delivered():
-            return replace(base, state="delivered")
-        case Retry(after_s, park_s):
-            return replace(base, state="scheduled", after_s=after_s, park_s=park_s)
-        case Exhausted(park_s):
-            return replace(base, state="exhausted", park_s=park_s)
-        case Gone():
-            return replace(base, state="parked", gone=True)
+def _settlement(
+    delivery: Delivery, state: AttemptState, started_at: datetime, reply: Reply, **verdict: Any
+) -> Settlement:
+    return Settlement(
+        delivery,
+        state,
+        started_at,
+        reply.duration_ms,
+        reply.status,
+        reply.error,
+        reply.excerpt,
+        reply.address,
+        timing=reply.timing,
+        **verdict,
+    )

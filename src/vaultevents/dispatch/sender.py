@@ -16,10 +16,20 @@ from typing import Final, Literal, Self
 import aiohttp
 
 from vaultevents.core.errors import InputError
+from vaultevents.core.timing import NO_TIMING, Timing
 from vaultevents.egress import EgressRefused, Guard, open_session, peer
 
 ErrorKind = Literal[
-    "refused_url", "refused_address", "dns", "tls", "connect_timeout", "connect", "timeout", "reset", "protocol"
+    "refused_url",
+    "refused_address",
+    "dns",
+    "tls",
+    "connect_timeout",
+    "connect",
+    "timeout",
+    "reset",
+    "protocol",
+    "sealed",  # the webhook's secret cannot be opened: nothing was sent
 ]
 
 HEADERS_LIMIT_BYTES: Final = 32 * 1024
@@ -57,6 +67,7 @@ class Reply:
     excerpt: str
     duration_ms: int
     address: str | None
+    timing: Timing = NO_TIMING
 
 
 class Sender:

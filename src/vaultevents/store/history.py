@@ -9,6 +9,7 @@ from typing import Final, Literal, get_args
 from vaultevents.store.pool import Connection
 
 DeliveryState = Literal["scheduled", "parked", "delivered", "exhausted", "cancelled"]
+APART: Final = ("parked", "exhausted", "cancelled")  # found by an index of their own
 COUNTED: Final = 1_000_000
 LOOKED_AT: Final = 1000
 
@@ -68,34 +69,61 @@ async def health(connection: Connection, account_id: str, webhook_id: str) -> He
     newest `LOOKED_AT` attempted deliveries of each state, some 10 ms: what happened, and what failed in a row, is told
     from these alone.
     """
-    states = await connection.fetch(_STATES, account_id, webhook_id, list(get_args(DeliveryState)), COUNTED)
-    tried = await connection.fetchrow(_TRIED, account_id, webhook_id, list(get_args(DeliveryState)), LOOKED_AT)
-    pending = [row["oldest_at"] for row in states if row["state"] in ("scheduled", "parked") and row["oldest_at"]]
+    apart = await connection.fetch(_APART, account_id, webhook_id, list(APART), COUNTED)
+    queued = await connection.fetchrow(_QUEUED, account_id, webhook_id, COUNTED)
+    numbers: dict[DeliveryState, int] = {row["state"]: row["number"] for row in apart}
+    if queued is not None:
+        numbers["scheduled"] = queued["number"]
+        others = sum(numbers.values())
+        numbers["delivered"] = await connection.fetchval(_ALL, webhook_id, COUNTED + others) - others
+    tried = await connection.fetchrow(_TRIED, account_id, webhook_id, list(APART), LOOKED_AT)
+    pending = [row["oldest_at"] for row in apart if row["state"] == "parked"]
+    pending += [] if queued is None else [queued["oldest_at"]]
     return Health(
-        deliveries=dict.fromkeys(get_args(DeliveryState), 0) | {row["state"]: row["number"] for row in states},
-        oldest_pending_at=min(pending, default=None),
+        deliveries={**dict.fromkeys(get_args(DeliveryState), 0), **numbers},
+        oldest_pending_at=min((at for at in pending if at is not None), default=None),
         last_success_at=tried["succeeded_at"],
         last_failure=Failure(tried["failed_at"], tried["status"], tried["error"]) if tried["failed_at"] else None,
         failures_in_a_row=tried["failures_in_a_row"],
     )
 
 
-_STATES = """
+_APART = """
 select s.state,
-    (select count(*) from (select from deliveries d where d.webhook_id = w.id and d.state = s.state limit $4) few)
+    (select count(*) from (select from deliveries d where d.webhook_id = w.id and d.apart = s.state limit $4) few)
         as number,
-    (select d.created_at from deliveries d where d.webhook_id = w.id and d.state = s.state order by d.id limit 1)
+    (select d.created_at from deliveries d where d.webhook_id = w.id and d.apart = s.state order by d.id limit 1)
         as oldest_at
 from webhooks w cross join unnest($3::text[]) as s (state)
 where w.account_id = $1 and w.id = $2 and w.deleted_at is null
 """
 
+# What is leased may have been parked or delivered meanwhile.
+_QUEUED = """
+select
+    (select count(*) from (
+        select from queue q where q.webhook_id = w.id and (q.lease is null or exists (
+            select from deliveries d where d.id = q.delivery_id and d.state = 'scheduled')) limit $3) few) as number,
+    (select d.created_at from queue q join deliveries d on d.id = q.delivery_id
+     where q.webhook_id = w.id and d.state = 'scheduled' order by q.delivery_id limit 1) as oldest_at
+from webhooks w where w.account_id = $1 and w.id = $2 and w.deleted_at is null
+"""
+
+_ALL = "select count(*) from (select from deliveries where webhook_id = $1 limit $2) few"
+
 _TRIED = """
 with tried as (
     select a.started_at, a.status, a.error, coalesce(a.status between 200 and 299, false) as accepted
-    from webhooks w cross join unnest($3::text[]) as s (state) cross join lateral (
-        select d.id from deliveries d where d.webhook_id = w.id and d.state = s.state and d.attempts > 0
-        order by d.id desc limit $4
+    from webhooks w cross join lateral (
+        (select q.delivery_id as id from queue q where q.webhook_id = w.id and q.attempts > 0
+         order by q.delivery_id desc limit $4)
+        union all
+        (select d.id from deliveries d where d.webhook_id = w.id and d.state = 'delivered'
+         order by d.id desc limit $4)
+        union all
+        select each.id from unnest($3::text[]) as s (state) cross join lateral (
+            select d.id from deliveries d where d.webhook_id = w.id and d.apart = s.state and d.attempts > 0
+            order by d.id desc limit $4) each
     ) newest join attempts a on a.delivery_id = newest.id
     where w.account_id = $1 and w.id = $2 and w.deleted_at is null
 ), success as (
@@ -119,14 +147,12 @@ async def deliveries(
     before_id: int | None,
 ) -> list[DeliveryFacts]:
     """The deliveries of a webhook, of one state or of all, newest first: those before the delivery `before_id`."""
-    only = "" if state is None else "and d.state = $5"  # as a text of its own, so that its plan always uses the index
     rows = await connection.fetch(
-        f"{_DELIVERIES} and ($4::bigint is null or d.id < $4) {only} order by d.id desc limit $3",
+        f"{_DELIVERIES} and ($4::bigint is null or d.id < $4) {_ONLY[state]} order by d.id desc limit $3",
         account_id,
         webhook_id,
         limit,
         before_id,
-        *([] if state is None else [state]),
     )
     return [DeliveryFacts(**row) for row in rows]
 
@@ -142,12 +168,20 @@ async def delivery(
     return DeliveryFacts(**row), [AttemptFacts(**attempt) for attempt in attempts]
 
 
+# Each a text of its own, so that its plan always uses its index.
+_ONLY: Final[dict[DeliveryState | None, str]] = {
+    None: "",
+    "scheduled": "and d.state = 'scheduled' and q.delivery_id is not null",
+    "delivered": "and d.state = 'delivered'",
+    **{state: f"and d.apart = '{state}'" for state in APART},
+}
+
 # A lease that ended belongs to a process that died: the delivery is due, nobody is at it.
 _DELIVERIES = """
 select d.id, e.id as event_id, e.event_type, d.state, d.attempts, d.created_at, d.finished_at, now.in_flight,
     case when d.state = 'scheduled' and not now.in_flight then q.due_at end as next_attempt_at
 from webhooks w join deliveries d on d.webhook_id = w.id join events e on e.seq = d.event_seq
-    left join queue q on q.delivery_id = d.id
+    left join queue q on q.webhook_id = d.webhook_id and q.delivery_id = d.id
     cross join lateral (
         select d.state = 'scheduled' and q.lease is not null and q.due_at > db_now() as in_flight
     ) now

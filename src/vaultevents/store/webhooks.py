@@ -118,13 +118,14 @@ async def erase_webhook(connection: Connection, account_id: str, webhook_id: str
     await connection.execute(
         "update idempotent_answers set sealed = null where account_id = $1 and webhook_id = $2", account_id, webhook_id
     )
-    await _leave_queue(connection, webhook_id)
     await connection.execute(
-        "with pending as (select id from deliveries where webhook_id = $1 and state in ('scheduled', 'parked')"
+        "with pending as (select id from deliveries where webhook_id = $1 and (apart = 'parked' or"
+        "  state = 'scheduled' and id in (select delivery_id from queue where webhook_id = $1))"
         " order by id for update)"  # in the order of the ids, as every settle: so they never wait in a circle
         " update deliveries d set state = 'cancelled', finished_at = db_now() from pending where d.id = pending.id",
         webhook_id,
     )
+    await _leave_queue(connection, webhook_id)
     await record_revision(connection, webhook_id)
 
 
@@ -141,13 +142,13 @@ async def disable_webhook(connection: Connection, webhook_id: str, why: str) -> 
 
 async def park_pending(connection: Connection, webhook_id: str) -> None:
     """Nothing more is sent for now, and nothing is dropped (D7)."""
-    await _leave_queue(connection, webhook_id)
     await connection.execute(
-        "with pending as (select id from deliveries where webhook_id = $1 and state = 'scheduled'"
-        " order by id for update)"
+        "with pending as (select id from deliveries where state = 'scheduled'"
+        "  and id in (select delivery_id from queue where webhook_id = $1) order by id for update)"
         " update deliveries d set state = 'parked' from pending where d.id = pending.id",
         webhook_id,
     )
+    await _leave_queue(connection, webhook_id)
 
 
 async def _leave_queue(connection: Connection, webhook_id: str) -> None:
@@ -166,11 +167,11 @@ async def resume_parked(connection: Connection, webhook_id: str) -> None:
         webhook_id,
     )
     await connection.execute(
-        "with parked as (select id from deliveries where webhook_id = $1 and state = 'parked' order by id for update),"
+        "with parked as (select id from deliveries where webhook_id = $1 and apart = 'parked' order by id for update),"
         " resumed as (update deliveries d set state = 'scheduled' from parked where d.id = parked.id"
         "  returning d.id, d.event_seq, d.webhook_id, d.attempts)"
         " insert into queue (delivery_id, event_seq, webhook_id, attempts, due_at)"
-        " select id, event_seq, webhook_id, attempts, db_now() from resumed on conflict (delivery_id) do nothing",
+        " select id, event_seq, webhook_id, attempts, db_now() from resumed on conflict do nothing",
         webhook_id,
     )
     await connection.execute("select pg_notify($1, '')", DELIVERIES_CHANNEL)

@@ -6,19 +6,20 @@
 --               also when its delivery was parked, cancelled or delivered meanwhile: so the result is kept.
 --               `turn`: 0 first attempts, 1 retries, 2 leased. No foreign keys: the row is made in one statement with
 --               its delivery, and the ledger watches over it.
---   deliveries  loses the columns of the schedule; an update of its state touches no time index.
+--   deliveries  loses the columns of the schedule.
 --   attempts    how long each phase took; null for what a kept connection skips, or what was not reached.
 --
 -- Lock order everywhere: registry, cursors, events, webhooks, queue, deliveries.
 
 create table queue (
-    delivery_id bigint primary key,
-    event_seq bigint not null,
     webhook_id text not null,
+    delivery_id bigint not null,
+    event_seq bigint not null,
     attempts integer not null default 0,                        -- those that are over
     due_at timestamptz not null,                                -- while leased: when the lease ends
     lease uuid,
-    turn smallint not null generated always as (case when lease is not null then 2 else least(attempts, 1) end) stored
+    turn smallint not null generated always as (case when lease is not null then 2 else least(attempts, 1) end) stored,
+    primary key (webhook_id, delivery_id)
 ) with (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0);
 
@@ -29,7 +30,13 @@ insert into queue (delivery_id, event_seq, webhook_id, attempts, due_at, lease)
 create index queue_ready on queue (webhook_id, turn, due_at);
 
 alter table deliveries drop column next_attempt_at, drop column lease;  -- their indexes and checks go with them
-alter table deliveries set (fillfactor = 80);
+
+-- Success changes no indexed column, so that it rewrites no index: only what is set apart is found by its state.
+alter table deliveries set (fillfactor = 80),
+    add apart text generated always as (nullif(nullif(state, 'scheduled'), 'delivered')) stored;
+create index deliveries_apart on deliveries (webhook_id, apart, id) where apart is not null;
+drop index deliveries_by_state;
+
 alter table attempts drop constraint attempts_delivery_id_fkey,
     add dns_ms integer, add connect_ms integer, add tls_ms integer, add first_byte_ms integer;
 
@@ -68,9 +75,10 @@ begin
               or exists (select from queue q where q.webhook_id = w.id and q.turn = 1 and q.due_at <= moment)
               or exists (select from queue q where q.webhook_id = w.id and q.turn = 2 and q.due_at <= moment))
     ), share as materialized (
-        select greatest(ceil(2.0 * wanted / greatest(count(*), 1)), 1)::integer as most from open
+        select greatest(ceil(wanted::float8 / greatest(count(*), 1)), 1)::integer as most from open
     ), candidates as materialized (
-        select due.delivery_id, due.due_at, row_number() over (partition by open.id order by due.turn, due.due_at) as place
+        select open.id as webhook_id, due.delivery_id, due.due_at,
+            row_number() over (partition by open.id order by due.turn, due.due_at) as place
         from open cross join share cross join lateral (
             select * from (
                 select * from (
@@ -92,8 +100,8 @@ begin
         ) due
     ), leased as (
         update queue q set lease = token, due_at = moment + make_interval(secs => lease_s)
-        from (select c.delivery_id from candidates c order by c.place, c.due_at limit wanted) chosen
-        where q.delivery_id = chosen.delivery_id
+        from (select c.webhook_id, c.delivery_id from candidates c order by c.place, c.due_at limit wanted) chosen
+        where q.webhook_id = chosen.webhook_id and q.delivery_id = chosen.delivery_id
         returning q.delivery_id, q.event_seq, q.webhook_id, q.attempts
     ), placed as (
         select l.*, row_number() over (partition by l.webhook_id) = 1 as leads from leased l

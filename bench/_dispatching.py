@@ -1,0 +1,44 @@
+"""The dispatcher as the daemon runs it, in a process of its own: `_dispatching.py FOLDER`, until its stdin ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from _delivery import KEY, PlainGuard
+
+from vaultevents.core.webhooks import UrlRules, parse_allow
+from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
+from vaultevents.dispatch.sender import Sender
+from vaultevents.egress import Guard
+from vaultevents.store.clock import ServiceClock
+from vaultevents.store.pool import open_database
+from vaultevents.telemetry import configure_logging
+
+
+async def dispatch(facts: dict[str, Any]) -> None:
+    database = await open_database(facts["database"], schema=facts["schema"])
+    clock = ServiceClock(await database.now())
+    rules = UrlRules(allow=(parse_allow("127.0.0.1:*"),))
+    guard = Guard(rules) if facts["scheme"] == "https" else PlainGuard(rules)
+    ca_file = Path(facts["ca_file"]) if facts["scheme"] == "https" else None
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin, stop.set)
+    options = DispatchOptions(**facts["options"])
+    async with Sender(guard, ca_file=ca_file) as sender:
+        print("ready", flush=True)
+        await Dispatcher(database, sender, {KEY.id: KEY}, clock, options, random.Random(1)).run(stop)
+    await database.close()
+
+
+if __name__ == "__main__":
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    configure_logging("warning")
+    uvloop.run(dispatch(json.loads(Path(sys.argv[1], "facts.json").read_text())))

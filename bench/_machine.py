@@ -1,0 +1,27 @@
+"""What the machine did for a figure: CPU seconds of processes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_TICKS_S = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process and of its children that have ended, in user and system mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return sum(map(int, fields[11:15])) / _TICKS_S
+
+
+def postgres_cpu_s(directory: Path) -> float:
+    """CPU seconds so far of the PostgreSQL server whose data lie under `directory`."""
+    total = 0.0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if entry.joinpath("cwd").readlink().is_relative_to(directory):
+                    total += cpu_s(int(entry.name)) if entry.joinpath("comm").read_text() == "postgres\n" else 0.0
+            except OSError:  # it has ended meanwhile
+                continue
+    return total

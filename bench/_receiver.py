@@ -1,0 +1,55 @@
+"""A receiver for the benchmarks of delivery: answers every POST with 200, some paths never; in a process of its own.
+
+As lean as the floor client, so that neither figure waits for it. Prints its port, then serves until its stdin ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import cast
+
+import uvloop
+
+from vaultevents.devnet.certificates import issue
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+HANGS = b"POST /hang"
+
+
+class Receiver(asyncio.Protocol):
+    """One connection; requests carry a `content-length` and come one at a time."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._buffer = b""
+
+    def data_received(self, data: bytes) -> None:
+        data = self._buffer + data if self._buffer else data
+        head_end = data.find(b"\r\n\r\n")
+        if head_end < 0:
+            self._buffer = data
+            return
+        length = data[:head_end].lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        if len(data) < head_end + 4 + int(length):
+            self._buffer = data
+            return
+        self._buffer = b""
+        if not data.startswith(HANGS):
+            self._transport.write(ANSWER)
+
+
+async def serve(scheme: str, folder: Path) -> None:
+    context = None if scheme == "http" else issue(folder)[1]
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(Receiver, "127.0.0.1", 0, ssl=context, backlog=4096)
+    print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)
+    ended = asyncio.Event()
+    loop.add_reader(sys.stdin, ended.set)
+    await ended.wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(sys.argv[1], Path(sys.argv[2])))

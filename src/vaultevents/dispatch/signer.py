@@ -1,0 +1,41 @@
+"""Opens the secrets of webhooks and signs with them (decisions D1, D2, D12)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+
+from vaultevents import __version__
+from vaultevents.core.sealing import MasterKey, SealBroken, open_sealed
+from vaultevents.core.signing import delivery_headers
+from vaultevents.store.deliveries import SealedSecret
+
+
+class Signer:
+    """Knows the master keys by their ids; keeps opened secrets in memory, each by the very bytes that were sealed."""
+
+    def __init__(self, keys: Mapping[str, MasterKey], plain_header: str | None = None) -> None:
+        self._plain_header = plain_header
+
+        @lru_cache(maxsize=4096)
+        def opened(webhook_id: str, secrets: tuple[SealedSecret, ...]) -> tuple[str, ...]:
+            if missing := [one.key_id for one in secrets if one.key_id not in keys]:
+                raise SealBroken(f"a secret is sealed with the master key {missing[0]}, which is not at hand")
+            return tuple(open_sealed(keys[one.key_id], one.sealed, webhook_id).reveal() for one in secrets)
+
+        self._opened = opened
+
+    def headers(
+        self, webhook_id: str, secrets: Sequence[SealedSecret], event_id: str, body: bytes, attempt: int, at: datetime
+    ) -> dict[str, str]:
+        """All headers of one attempt made at `at`. Raises `SealBroken` when a secret cannot be opened."""
+        return delivery_headers(
+            secret_texts=self._opened(webhook_id, tuple(secrets)),
+            webhook_id=event_id,
+            timestamp_s=int(at.timestamp()),
+            body=body,
+            attempt_number=attempt,
+            version=__version__,
+            plain_header=self._plain_header,
+        )
