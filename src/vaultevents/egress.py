@@ -14,7 +14,6 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
@@ -39,9 +38,6 @@ READ_BUFFER_BYTES: Final = 16 * 1024
 KEEP_ALIVE_S: Final = 4.0
 # A dead name server holds a thread for up to some 20 s; this many dead names do not delay the others.
 LOOKUP_THREADS: Final = 64
-
-peer: ContextVar[str | None] = ContextVar("peer", default=None)
-"""The address to which the current task's last request went, once there is a connection."""
 
 
 class EgressRefused(VaulteventsError):
@@ -143,6 +139,15 @@ class Guard(AbstractResolver):
             self.check(host, address, port)
         return [_resolved(host, address, port) for address in addresses]
 
+    async def addresses(self, host: str, port: int) -> list[ResolveResult]:
+        """`resolve`, also for an address written in the URL, which needs no look-up and is judged the same."""
+        try:
+            ip_address(host)
+        except ValueError:
+            return await self.resolve(host, port)
+        self.check(host, host, port)
+        return [_resolved(host, host, port)]
+
     def open_socket(self, info: AddrInfoType) -> socket.socket:
         """A socket for the address about to be dialled. Addresses written in the URL skip `resolve`, never this."""
         family, kind, protocol, _, target = info
@@ -150,14 +155,37 @@ class Guard(AbstractResolver):
         self.check(address, address, port)
         return socket.socket(family, kind, protocol)
 
-    def check_peer(self, host: str, connection: Connection) -> str:
+    def check_peer(self, host: str, peer: Sequence[Any]) -> str:
         """The address at the other end of a connection; raises `EgressRefused` if it is none that may be dialled."""
-        found = None if connection.transport is None else connection.transport.get_extra_info("peername")
-        if found is None:
-            raise aiohttp.ServerDisconnectedError()
-        if not self._permitted(str(found[0]), int(found[1])):
-            raise EgressRefused(host, f"the connection ended at {found[0]}, which is not allowed")
-        return str(found[0])
+        if not self._permitted(str(peer[0]), int(peer[1])):
+            raise EgressRefused(host, f"the connection ended at {peer[0]}, which is not allowed")
+        return str(peer[0])
+
+    async def dial(self, host: str, resolved: Sequence[ResolveResult], within_s: float) -> socket.socket:
+        """A connected socket to the first of the addresses that answers; each has an equal share of the time left.
+
+        Raises `EgressRefused`, `TimeoutError`, or the `OSError` of the last address.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + within_s
+        problem: OSError = TimeoutError()
+        for number, one in enumerate(resolved):
+            target = (one["host"], one["port"])
+            dialled = self.open_socket((one["family"], socket.SOCK_STREAM, 0, "", target))
+            try:
+                dialled.setblocking(False)
+                async with asyncio.timeout((end_s - loop.time()) / (len(resolved) - number)):
+                    await loop.sock_connect(dialled, target)
+                self.check_peer(host, dialled.getpeername())
+            except OSError as failure:
+                dialled.close()
+                problem = failure
+            except BaseException:
+                dialled.close()
+                raise
+            else:
+                return dialled
+        raise problem
 
     async def close(self) -> None:
         self._system.close()
@@ -180,7 +208,10 @@ class _GuardedConnector(aiohttp.TCPConnector):
     ) -> Connection:
         connection = await super().connect(req, traces, timeout)
         try:
-            peer.set(self._guard.check_peer(req.host, connection))
+            found = None if connection.transport is None else connection.transport.get_extra_info("peername")
+            if found is None:
+                raise aiohttp.ServerDisconnectedError()
+            self._guard.check_peer(req.host, found)
         except BaseException:
             connection.close()
             raise
@@ -191,7 +222,8 @@ class _GuardedConnector(aiohttp.TCPConnector):
         await self._guard.close()
 
 
-def _tls(ca_file: Path | None) -> ssl.SSLContext:
+def tls_context(ca_file: Path | None) -> ssl.SSLContext:
+    """Verifies certificates and names by the system's roots, and by those of `ca_file` (PEM)."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     if ca_file is not None:
@@ -204,7 +236,7 @@ def open_session(guard: Guard, *, ca_file: Path | None = None, connect_timeout_s
 
     `ca_file` (PEM) is trusted besides the system's roots: for private receivers. Post only to what `guard.vet` returns.
     """
-    connector = _GuardedConnector(guard, ssl=_tls(ca_file), limit=0, keepalive_timeout=KEEP_ALIVE_S)
+    connector = _GuardedConnector(guard, ssl=tls_context(ca_file), limit=0, keepalive_timeout=KEEP_ALIVE_S)
     return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),

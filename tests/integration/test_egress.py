@@ -119,7 +119,6 @@ async def test_a_kept_connection_stays_with_the_address_that_was_judged() -> Non
         async with open_session(Guard(RULES, lookup=names)) as session:
             for _ in range(3):
                 assert await get(session, f"http://receiver.example:{port}/") == 200
-                assert egress.peer.get() == ALLOWED
         assert len(names.asked) == 1
         assert (canary.connections, receiver.connections, len(receiver.requests)) == (0, 1, 3)
 

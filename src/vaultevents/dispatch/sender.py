@@ -1,6 +1,10 @@
 """One POST to a receiver: vetted address, deadlines, no redirects (decisions D3, D4, D10, D12).
 
-Whatever the receiver does is a `Reply`; an exception is a bug of ours or a cancellation.
+    URL ─▶ vet ─▶ a kept connection ──────────────────────────────────────────────▶ POST ─▶ Reply
+                └▶ look up, judge all ─▶ dial the judged one, compare its peer ─▶ TLS ─┘
+
+Whatever the receiver does is a `Reply`; an exception is a bug of ours or a cancellation. A POST is written once: what
+happened to one that got no answer is unknown, and the next attempt is the dispatcher's to make.
 """
 
 from __future__ import annotations
@@ -9,15 +13,16 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
 
-import aiohttp
-
 from vaultevents.core.errors import InputError
 from vaultevents.core.timing import NO_TIMING, Timing
-from vaultevents.egress import EgressRefused, Guard, open_session, peer
+from vaultevents.dispatch.connection import Answer, Connection, Malformed, Pool
+from vaultevents.egress import KEEP_ALIVE_S, EgressRefused, Guard, tls_context
 
 ErrorKind = Literal[
     "refused_url",
@@ -32,24 +37,18 @@ ErrorKind = Literal[
     "sealed",  # the webhook's secret cannot be opened: nothing was sent
 ]
 
-HEADERS_LIMIT_BYTES: Final = 32 * 1024
-BODY_LIMIT_BYTES: Final = 16 * 1024
 EXCERPT_CHARS: Final = 256
 RETRY_AFTER_CHARS: Final = 64
+IDLE_CONNECTIONS: Final = 4096
+DIALS: Final = 16
+PATIENCE_S: Final = 0.01
 
-# The first that fits names the failure: special before general.
+# The first that fits names the failure of an answer: special before general.
 _KINDS: Final[tuple[tuple[type[Exception], ErrorKind], ...]] = (
-    (InputError, "refused_url"),
-    (EgressRefused, "refused_address"),
-    (aiohttp.ClientConnectorDNSError, "dns"),
-    (aiohttp.ClientSSLError, "tls"),
-    (ssl.SSLError, "tls"),
-    (aiohttp.ConnectionTimeoutError, "connect_timeout"),
-    (aiohttp.ClientConnectorError, "connect"),
     (TimeoutError, "timeout"),
-    (aiohttp.ServerDisconnectedError, "reset"),
+    (Malformed, "protocol"),
+    (ssl.SSLError, "tls"),
     (OSError, "reset"),
-    (aiohttp.ClientError, "protocol"),
 )
 
 
@@ -70,8 +69,34 @@ class Reply:
     timing: Timing = NO_TIMING
 
 
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where connections lead; two URLs of one origin may share them."""
+
+    host: str
+    port: int
+    is_tls: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What is the same for every POST to one URL: its origin, and how a request to it begins."""
+
+    origin: _Origin
+    head: bytes
+
+
+class _NotConnected(Exception):
+    """There is no connection: `kind` says why, `address` which one was there already."""
+
+    def __init__(self, kind: ErrorKind, address: str | None = None) -> None:
+        super().__init__(kind)
+        self.kind = kind
+        self.address = address
+
+
 class Sender:
-    """Posts deliveries over connections kept per origin; an async context manager that owns its session."""
+    """Posts deliveries over connections kept per origin; an async context manager that owns them and the guard."""
 
     def __init__(
         self,
@@ -82,74 +107,141 @@ class Sender:
         total_timeout_s: float = 15.0,
     ) -> None:
         self._guard = guard
-        self._ca_file = ca_file
+        self._tls = tls_context(ca_file)
         self._connect_timeout_s = connect_timeout_s
         self._total_timeout_s = total_timeout_s
+        self._pool = Pool(KEEP_ALIVE_S, IDLE_CONNECTIONS, DIALS, PATIENCE_S)
+        self._target = lru_cache(maxsize=4096)(self._parse)
 
     async def __aenter__(self) -> Self:
-        self._session = open_session(self._guard, ca_file=self._ca_file, connect_timeout_s=self._connect_timeout_s)
+        self._clock = asyncio.get_running_loop().time
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._session.close()
+        self._pool.close()
+        await self._guard.close()
+
+    def _parse(self, url: str) -> _Target:
+        """Raises `InputError` for a URL that today's rules refuse (D10); the rules of a process do not change."""
+        vetted = self._guard.vet(url)
+        origin = _Origin(vetted.raw_host or "", vetted.port or 443, vetted.scheme == "https")
+        head = f"POST {vetted.raw_path_qs} HTTP/1.1\r\nhost: {vetted.host_port_subcomponent}\r\n"
+        return _Target(origin, head.encode("ascii"))
 
     async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """One attempt, over within the total deadline. The URL is judged anew by today's rules (D10)."""
-        clock = asyncio.get_running_loop().time
-        started = clock()
-        deadline = started + self._total_timeout_s
-        peer.set(None)
-        status, error, retry_after, excerpt = None, None, None, ""
+        """One attempt, over within the total deadline."""
+        started_s = self._clock()
         try:
-            async with asyncio.timeout_at(deadline):
-                response = await self._session.post(
-                    self._guard.vet(url), data=body, headers=headers, allow_redirects=False
+            target = self._target(url)
+        except InputError:
+            return Reply(None, "refused_url", None, "", 0, None)
+        timing = NO_TIMING
+        connection = self._pool.take(target.origin)
+        if connection is None:
+            try:
+                connection, timing = await self._connect(target.origin, started_s)
+            except _NotConnected as problem:
+                return Reply(None, problem.kind, None, "", round((self._clock() - started_s) * 1000), problem.address)
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        request = b"%scontent-length: %d\r\n%s\r\n%s" % (target.head, len(body), lines.encode("latin-1"), body)
+        try:
+            answer = await connection.post(request, started_s + self._total_timeout_s)
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            self._pool.put(target.origin, connection)
+        return _reply(answer, connection.address, started_s, self._clock(), timing)
+
+    async def _connect(self, origin: _Origin, started_s: float) -> tuple[Connection, Timing]:
+        """A connection within the time for DNS, TCP and TLS together, and how long each of them took.
+
+        It may be one that became free meanwhile.
+        """
+        until_s = started_s + min(self._connect_timeout_s, self._total_timeout_s)
+        try:
+            async with asyncio.timeout_at(until_s):
+                freed = await self._pool.wait(origin)
+        except TimeoutError:
+            raise _NotConnected("connect_timeout") from None
+        if freed is not None:
+            return freed, NO_TIMING
+        connection = None
+        try:
+            connection, timing = await self._dial(origin, until_s)
+        finally:
+            self._pool.dialled(origin, connection)
+        return connection, timing
+
+    async def _dial(self, origin: _Origin, until_s: float) -> tuple[Connection, Timing]:
+        kind: ErrorKind = "dns"
+        address = None
+        started_s = self._clock()
+        try:
+            async with asyncio.timeout_at(until_s):
+                resolved = await self._guard.addresses(origin.host, origin.port)
+                known_s = self._clock()
+                kind = "connect"
+                dialled = await self._guard.dial(origin.host, resolved, until_s - known_s)
+                connected_s = self._clock()
+                kind, address = "tls", str(dialled.getpeername()[0])
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(str(address)),
+                    sock=dialled,
+                    ssl=self._tls if origin.is_tls else None,
+                    server_hostname=origin.host if origin.is_tls else None,
+                    ssl_handshake_timeout=self._total_timeout_s if origin.is_tls else None,
                 )
-        except (InputError, EgressRefused, aiohttp.ClientError, OSError) as failure:
-            error = next(kind for error_type, kind in _KINDS if isinstance(failure, error_type))
-        else:
-            if _headers_bytes(response) > HEADERS_LIMIT_BYTES:
-                response.close()
-                error = "protocol"
-            else:
-                status = response.status
-                retry_after = response.headers.get("Retry-After", "")[:RETRY_AFTER_CHARS] or None
-                excerpt = await _excerpt(response, deadline)
-        return Reply(status, error, retry_after, excerpt, round((clock() - started) * 1000), peer.get())
+        except EgressRefused:
+            raise _NotConnected("refused_address") from None
+        except TimeoutError:
+            raise _NotConnected("connect_timeout", address) from None
+        except OSError:
+            raise _NotConnected(kind, address) from None
+        encrypted_s = self._clock()
+        timing = Timing(
+            dns_ms=None if _is_address(origin.host) else _ms(known_s - started_s),
+            connect_ms=_ms(connected_s - known_s),
+            tls_ms=_ms(encrypted_s - connected_s) if origin.is_tls else None,
+        )
+        return connection, timing
 
 
-def _headers_bytes(response: aiohttp.ClientResponse) -> int:
-    """The header block's size; the session limits single lines and their number, so it is bounded before this."""
-    return sum(len(name) + len(value) + 4 for name, value in response.raw_headers)
+def _reply(answer: Answer, address: str, started_s: float, ended_s: float, timing: Timing) -> Reply:
+    first_byte_ms = None if answer.first_byte_at_s is None else _ms(answer.first_byte_at_s - started_s)
+    error = None
+    if answer.failure is not None:
+        error = next(kind for error_type, kind in _KINDS if isinstance(answer.failure, error_type))
+    retry_after = None
+    if answer.retry_after is not None:
+        retry_after = answer.retry_after.decode("latin-1")[:RETRY_AFTER_CHARS] or None
+    return Reply(
+        answer.status,
+        error,
+        retry_after,
+        _printable(answer.body) if answer.body else "",
+        _ms(ended_s - started_s),
+        address,
+        Timing(timing.dns_ms, timing.connect_ms, timing.tls_ms, first_byte_ms),
+    )
 
 
-async def _excerpt(response: aiohttp.ClientResponse, deadline: float) -> str:
-    """The printable start of the body. Headers have decided already, so no failure in here changes the outcome (D3).
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
 
-    A body that is not finished within 16 KiB and the deadline costs its connection; any other leaves it for reuse.
-    """
-    data = bytearray()
-    finished = False
+
+def _is_address(host: str) -> bool:
     try:
-        async with asyncio.timeout_at(deadline):
-            while response.status != 101 and len(data) < BODY_LIMIT_BYTES:
-                chunk = await response.content.read(BODY_LIMIT_BYTES - len(data))
-                if not chunk:
-                    break
-                data += chunk
-            finished = response.status != 101 and response.content.at_eof()
-    except (aiohttp.ClientError, OSError):
-        pass
-    finally:
-        if finished:
-            response.release()
-        else:
-            response.close()
-    return _printable(bytes(data))
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _printable(data: bytes) -> str:
     text = data[: 4 * EXCERPT_CHARS].decode("utf-8", "replace")
+    if text.isprintable():
+        return text[:EXCERPT_CHARS].strip()
     return "".join(c if c.isprintable() else " " for c in text)[:EXCERPT_CHARS].strip()

@@ -1,0 +1,292 @@
+"""A kept connection to a receiver that carries one POST at a time (RFC 9112), parsed by httptools.
+
+    idle ──post()──▶ waiting ──headers──▶ reading the body ──its end──▶ idle
+                        └── anything else: closed, with what is known ──┘
+
+Everything that a receiver may send is bounded: 32 KiB of headers (interim answers among them), 64 lines of them,
+16 KiB of the body. What comes after the end of an answer belongs to none, so its connection is not used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Hashable
+from typing import Final, cast
+
+import httptools
+
+HEADERS_LIMIT_BYTES: Final = 32 * 1024
+HEADERS_LIMIT_LINES: Final = 64
+BODY_LIMIT_BYTES: Final = 16 * 1024
+
+
+class Answer:
+    """What came back on a connection: a final `status` with complete headers, or none and the `failure`."""
+
+    __slots__ = ("body", "failure", "first_byte_at_s", "retry_after", "status")
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.retry_after: bytes | None = None
+        self.body = b""
+        self.first_byte_at_s: float | None = None
+        self.failure: Exception | None = None
+
+
+class Malformed(Exception):
+    """What came back is no HTTP answer, or more than it may be."""
+
+
+class Connection(asyncio.Protocol):
+    """The protocol of one transport. `address` is where it leads; `usable` while another POST may be sent."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.usable = True
+        self.idle_since_s = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Future[Answer] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def post(self, data: bytes, deadline_s: float) -> asyncio.Future[Answer]:
+        """Sends a whole request; the answer is there at the latest at `deadline_s` of the loop's clock."""
+        self._answer = Answer()
+        self._parser = httptools.HttpResponseParser(self)
+        self._header_bytes = self._header_lines = self._unparsed_bytes = 0
+        self._in_body = self._ended = self._begun_again = False
+        self._waiter = self._loop.create_future()
+        self._timer = self._loop.call_at(deadline_s, self._expire)
+        self._transport.write(data)
+        return self._waiter
+
+    def close(self) -> None:
+        """Ends the connection without waiting for anybody; what is under way fails."""
+        self.usable = False
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._waiter is None:  # nobody asked for anything
+            self.close()
+            return
+        answer = self._answer
+        if answer.first_byte_at_s is None:
+            answer.first_byte_at_s = self._loop.time()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._finish(keep=False)
+            return
+        except Exception as problem:  # a callback's, which httptools wraps, or its own
+            self._fail(Malformed(str(problem)))
+            return
+        if self._ended:
+            self._finish(keep=self._reusable and not self._begun_again)
+        elif self._in_body:
+            if len(answer.body) >= BODY_LIMIT_BYTES:
+                self._finish(keep=False)
+        else:
+            self._unparsed_bytes += len(data)
+            if self._unparsed_bytes > HEADERS_LIMIT_BYTES:
+                self._fail(Malformed("headers without end"))
+
+    def eof_received(self) -> None:
+        """The receiver sends no more: a body without a length ends here, and the transport closes itself."""
+        self._lost(None)
+
+    def connection_lost(self, problem: Exception | None) -> None:
+        self._lost(problem)
+
+    def _lost(self, problem: Exception | None) -> None:
+        self.usable = False
+        if self._waiter is not None:
+            self._fail(problem or ConnectionResetError("the connection ended without an answer"))
+
+    def _expire(self) -> None:
+        self._fail(TimeoutError())
+
+    def _fail(self, problem: Exception) -> None:
+        """Complete headers have decided already: what goes wrong after them changes nothing (D3)."""
+        if not self._in_body:
+            self._answer.status = None
+            self._answer.failure = problem
+        self._finish(keep=False)
+
+    def _finish(self, *, keep: bool) -> None:
+        waiter = self._waiter
+        if waiter is None:
+            return
+        self._waiter = None
+        self._timer.cancel()
+        if not keep:
+            self.close()
+        if not waiter.done():
+            waiter.set_result(self._answer)
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        self._begun_again = self._ended
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value) + 4
+        self._header_lines += 1
+        if self._header_bytes > HEADERS_LIMIT_BYTES or self._header_lines > HEADERS_LIMIT_LINES:
+            raise Malformed("too many headers")
+        if len(name) == 11 and name.lower() == b"retry-after" and not self._ended:
+            self._answer.retry_after = value
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if not self._ended and (status >= 200 or status == 101):
+            self._answer.status = status
+            self._in_body = True
+
+    def on_body(self, data: bytes) -> None:
+        answer = self._answer
+        if not self._ended and len(answer.body) < BODY_LIMIT_BYTES:
+            answer.body += data[: BODY_LIMIT_BYTES - len(answer.body)]
+
+    def on_message_complete(self) -> None:
+        if self._in_body:
+            self._ended = True
+            self._reusable = self._parser.should_keep_alive()
+        else:
+            self._answer.retry_after = None  # that of an interim answer
+
+
+class Pool:
+    """Connections by the origin they lead to: idle ones, and who waits for one.
+
+    Idle connections are closed after `keep_s` without use, and when there are more than `at_most`. Of one origin only
+    `dials` are being opened at a time, and with as many open whoever needs one waits up to `patience_s` for one that
+    becomes free: a handshake costs some twenty POSTs, and a burst needs few connections where answers are quick.
+    """
+
+    def __init__(self, keep_s: float, at_most: int, dials: int, patience_s: float) -> None:
+        self._keep_s = keep_s
+        self._at_most = at_most
+        self._dials = dials
+        self._patience_s = patience_s
+        self._idle: dict[Hashable, list[Connection]] = {}
+        self._number = 0
+        self._open: Counter[Hashable] = Counter()
+        self._dialling: Counter[Hashable] = Counter()
+        self._waiting: dict[Hashable, deque[asyncio.Future[Connection | None]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, origin: Hashable) -> Connection | None:
+        """The connection that was used last, so that those that are not needed end."""
+        idle = self._idle.get(origin)
+        while idle:
+            connection = idle.pop()
+            self._number -= 1
+            if connection.usable:
+                return connection
+            self._forget(self._open, origin)
+        return None
+
+    async def wait(self, origin: Hashable) -> Connection | None:
+        """A connection that somebody gave back, or None: now it may be dialled, and `dialled` has to be told."""
+        if self._may_dial(origin) and self._open[origin] < self._dials:
+            self._dialling[origin] += 1
+            return None
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[Connection | None] = loop.create_future()
+        if origin not in self._waiting:
+            self._waiting[origin] = deque()
+            loop.call_later(self._patience_s, self._lose_patience, origin)
+        self._waiting[origin].append(turn)
+        try:
+            return await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():  # what was meant for the one that gave up
+                given = turn.result()
+                if given is None:
+                    self.dialled(origin, None)
+                else:
+                    self.put(origin, given)
+            raise
+
+    def dialled(self, origin: Hashable, connection: Connection | None) -> None:
+        """A dial is over; None when it failed. The connection is the caller's until it is `put`."""
+        self._forget(self._dialling, origin)
+        if connection is not None:
+            self._open[origin] += 1
+        if self._open[origin] < self._dials:
+            self._let_dial(origin)
+
+    def put(self, origin: Hashable, connection: Connection) -> None:
+        """Hands it on or keeps it if another POST may be sent on it, and closes it if there are too many."""
+        if connection.usable and self._hand(origin, connection):
+            return
+        if self._number >= self._at_most:
+            connection.close()
+        if not connection.usable:
+            self._forget(self._open, origin)
+            if self._open[origin] < self._dials:
+                self._let_dial(origin)
+            return
+        loop = asyncio.get_running_loop()
+        connection.idle_since_s = loop.time()
+        self._idle.setdefault(origin, []).append(connection)
+        self._number += 1
+        if self._timer is None:
+            self._timer = loop.call_later(self._keep_s / 4, self._sweep)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+        self._idle.clear()
+
+    def _may_dial(self, origin: Hashable) -> bool:
+        return self._dialling[origin] < self._dials
+
+    def _let_dial(self, origin: Hashable) -> None:
+        """Tells one that waits to dial."""
+        if self._may_dial(origin) and self._hand(origin, None):
+            self._dialling[origin] += 1
+
+    def _lose_patience(self, origin: Hashable) -> None:
+        """Tells all that may dial to do so."""
+        while self._may_dial(origin) and self._hand(origin, None):
+            self._dialling[origin] += 1
+        if self._waiting.get(origin):
+            asyncio.get_running_loop().call_later(self._patience_s, self._lose_patience, origin)
+        else:
+            self._waiting.pop(origin, None)
+
+    def _hand(self, origin: Hashable, connection: Connection | None) -> bool:
+        waiting = self._waiting.get(origin)
+        while waiting:
+            turn = waiting.popleft()
+            if not turn.done():
+                turn.set_result(connection)
+                return True
+        return False
+
+    @staticmethod
+    def _forget(counts: Counter[Hashable], origin: Hashable) -> None:
+        counts[origin] -= 1
+        if not counts[origin]:
+            del counts[origin]
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() - self._keep_s
+        kept: dict[Hashable, list[Connection]] = {}
+        for origin, connections in self._idle.items():
+            for connection in connections:
+                if connection.usable and connection.idle_since_s > until_s:
+                    kept.setdefault(origin, []).append(connection)
+                else:
+                    connection.close()
+                    self._forget(self._open, origin)
+        self._idle = kept
+        self._number = sum(map(len, kept.values()))
+        self._timer = loop.call_later(self._keep_s / 4, self._sweep) if kept else None
