@@ -86,9 +86,7 @@ def contracts() -> None:
     say("installing contracts/package-lock.json")
     quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
     if subprocess.run([npm, "ci", *quiet], cwd=CONTRACTS, check=False).returncode:
-        say(
-            "npm ci failed: see its message above; the tests on a real EVM (anvil) and with JavaScript's webhook library need it"
-        )
+        say("npm ci failed: see its message above; the tests on a real EVM (anvil) and of webhooks in npm need it")
         return
     stamp.write_text(want)
 

@@ -76,7 +76,7 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
 class Rotation:
     """The open database, and the key with which everything is to be sealed; its previous ones open what is there.
 
-    `former` is the file that holds the former key, where this service made it; it goes when all is done.
+    `former` is the file with the former key, where this service made it: to be put away when all is done.
     """
 
     database: Database
@@ -108,6 +108,8 @@ async def open_rotation(
         former = {one.id for one in key.known} - (set() if made else {key.id})
         async with rotating_from(opened.target, settings.database_schema, former):
             if made:
+                if _given_key(settings, make=False).id != given.id:
+                    raise DatabaseUnusable("the master key was just rotated by somebody else: start again for another")
                 _renew_key(_own_key_file(settings))
                 key = _given_key(settings, make=False)
             file = _former_key_file(settings) if new_key is None and _owns_key_file(settings) else None
@@ -232,13 +234,15 @@ def _renew_key(path: Path) -> None:
     _write_key(path, os.replace)
 
 
-def drop_former_key(path: Path) -> None:
-    """Removes the file of a key with which nothing is sealed any longer."""
+def put_away_former_key(path: Path) -> Path:
+    """Names the file of a key with which nothing is sealed any longer by its id: only backups still need it (D2)."""
+    kept = path.with_suffix(f".{read_key_file(path, advice='it is put away already').id}")
     try:
-        path.unlink(missing_ok=True)
+        path.replace(kept)
         _sync(path.parent)
     except OSError as error:
-        raise ConfigError(f"all is sealed with the new key, but {path} stays ({error.strerror}): remove it") from None
+        raise ConfigError(f"all is sealed with the new key, but {path} stays ({error.strerror}): move it") from None
+    return kept
 
 
 def _write_key(path: Path, put: Callable[[str, Path], None]) -> None:

@@ -26,7 +26,7 @@ from vaultevents.cli.console import (
 from vaultevents.config import NEW_KEY_VARIABLE, Settings
 from vaultevents.core.errors import InputError
 from vaultevents.core.sealing import NONCE_BYTES, MasterKey, parse_master_key
-from vaultevents.opening import drop_former_key, open_rotation, read_key_file
+from vaultevents.opening import open_rotation, put_away_former_key, read_key_file
 from vaultevents.store.rotation import reseal
 
 
@@ -55,16 +55,18 @@ def rotate_master_key(
     text = os.environ.get(NEW_KEY_VARIABLE)
     if text and new_key_file is not None:
         raise InputError(f"--new-key-file and {NEW_KEY_VARIABLE} both name a new master key: give one of them")
-    key, rows = complete(_rotated(settings, text or None, new_key_file))
+    key, rows, kept = complete(_rotated(settings, text or None, new_key_file))
     if as_json:
-        put_json({"keyId": key.id, "resealed": rows})
+        put_json({"keyId": key.id, "resealed": rows, "formerKeyFile": str(kept) if kept else None})
         return
     say(f"Everything is sealed with the master key {key.id} now; {rows} rows were not before.")
     if text or new_key_file is not None:
         say("Make it the master key of the configuration; keep the former one only for backups from before.")
+    elif kept is not None:
+        say(f"The former one is {kept}: copy the new key, and remove the former one with the last backup from before.")
 
 
-async def _rotated(settings: Settings, text: str | None, file: Path | None) -> tuple[MasterKey, int]:
+async def _rotated(settings: Settings, text: str | None, file: Path | None) -> tuple[MasterKey, int, Path | None]:
     def new_key(previous: MasterKey) -> MasterKey:
         if file is None:
             return parse_master_key(text or "", previous)
@@ -75,9 +77,7 @@ async def _rotated(settings: Settings, text: str | None, file: Path | None) -> t
             rows = await reseal(
                 rotation.database, rotation.key, lambda: secrets.token_bytes(NONCE_BYTES), progress.advanced
             )
-    if rotation.former is not None:
-        drop_former_key(rotation.former)
-    return rotation.key, rows
+    return rotation.key, rows, None if rotation.former is None else put_away_former_key(rotation.former)
 
 
 class ResealProgress:

@@ -10,11 +10,19 @@ from typing import Annotated, Literal
 import typer
 
 from vaultevents.chain.execution import HeadPolicy
-from vaultevents.cli.console import ConfigOption, JsonOption, complete, put_json, put_table, say, settings_of
+from vaultevents.cli.console import (
+    ConfigOption,
+    JsonOption,
+    complete,
+    overlap_of,
+    put_json,
+    put_table,
+    say,
+    settings_of,
+)
 from vaultevents.config import Settings
-from vaultevents.core.errors import ConfigError, InputError
+from vaultevents.core.errors import InputError
 from vaultevents.core.registry import Vault, check_id
-from vaultevents.core.retries import parse_schedule
 from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
 from vaultevents.core.units import Address, checksum, parse_address
@@ -328,7 +336,7 @@ def webhook_rotate_secret(
     Until the overlap ends each delivery has a signature by either, so the receiver can change over at any time.
     """
     settings = settings_of(config)
-    overlap_s = _overlap_s(overlap)
+    overlap_s = overlap_of(overlap, most_days=7)
     secret = Secret(new_secret(secrets.token_bytes(SECRET_BYTES)))
 
     async def work() -> datetime:
@@ -345,14 +353,6 @@ def webhook_rotate_secret(
         former = f"valid until {until.isoformat(timespec='seconds')}" if overlap_s else "not valid any longer"
         say(f"Webhook {webhook_id} has a new secret; the former one is {former}. The new one is shown only now:")
         say(secret.reveal())
-
-
-def _overlap_s(text: str) -> int:
-    try:
-        (seconds,) = (0,) if text == "0" else parse_schedule(text)
-    except (ConfigError, ValueError):
-        raise InputError(f"--overlap '{text}' is not a time: write 0, or 1s to 7d, as in 24h") from None
-    return seconds
 
 
 def _webhook_json(one: Webhook) -> dict[str, object]:
