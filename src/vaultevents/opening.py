@@ -112,8 +112,8 @@ async def open_rotation(
                     raise DatabaseUnusable("the master key was just rotated by somebody else: start again for another")
                 _renew_key(_own_key_file(settings))
                 key = _given_key(settings, make=False)
-            file = _former_key_file(settings) if new_key is None and _owns_key_file(settings) else None
-            yield Rotation(opened.database, key, file)
+            file = _former_key_file(settings)
+            yield Rotation(opened.database, key, file if new_key is None and _has_former_key_file(settings) else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def _previous_key(settings: Settings) -> MasterKey | None:
     if settings.master_key_previous is not None:
         return parse_master_key(settings.master_key_previous.get_secret_value())
     path = settings.master_key_previous_file
-    if path is None and _owns_key_file(settings) and _former_key_file(settings).exists():
+    if path is None and _has_former_key_file(settings):
         path = _former_key_file(settings)
     return None if path is None else read_key_file(path, advice="remove the setting that names it, or restore it")
 
@@ -208,6 +208,11 @@ def _own_key_file(settings: Settings) -> Path:
 
 def _former_key_file(settings: Settings) -> Path:
     return settings.directory / "master.key.old"
+
+
+def _has_former_key_file(settings: Settings) -> bool:
+    """Whether that key file is being replaced."""
+    return _owns_key_file(settings) and _former_key_file(settings).exists()
 
 
 def read_key_file(path: Path, previous: MasterKey | None = None, *, advice: str) -> MasterKey:

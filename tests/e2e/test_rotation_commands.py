@@ -162,6 +162,21 @@ async def test_kill_9_at_any_point_is_taken_up_until_all_is_sealed_anew(desk: De
     assert not desk.former_file.exists()
 
 
+async def test_what_was_sealed_behind_a_rotation_is_sealed_anew_by_another(desk: Desk) -> None:
+    """By a process that had lost its connection, and did not know."""
+    old = desk.key_file.read_text()
+    (await desk.rotate()).ok()
+    behind = {"VAULTEVENTS_MASTER_KEY": old, "VAULTEVENTS_MASTER_KEY_PREVIOUS": desk.key_file.read_text()}
+    (webhook_id,) = [
+        one["id"] for one in (await desk.here.run("webhook", "list", desk.account_id, "--json")).ok().json["webhooks"]
+    ]
+    (await desk.here.run("webhook", "rotate-secret", desk.account_id, webhook_id, **behind)).ok()
+    assert "give the right one" in (await desk.here.run("run")).error
+    done = (await desk.rotate("--json", VAULTEVENTS_MASTER_KEY_PREVIOUS=old)).ok().json
+    assert (done["resealed"], done["formerKeyFile"]) == (1, None)
+    (await desk.here.run("webhook", "list", desk.account_id)).ok()
+
+
 async def test_a_running_daemon_is_not_rotated_under(desk: Desk) -> None:
     """It goes on, and its deliveries verify before and after."""
     before = desk.key()
