@@ -75,10 +75,10 @@ def environment(kind: str) -> None:
 
 
 def contracts() -> None:
-    """Installs the Solidity compiler and anvil for the tests on a real EVM, where npm is at hand."""
+    """Installs what tests need from npm, where that is at hand: compiler and anvil, and a library of webhooks."""
     npm = shutil.which("npm")
     if npm is None:
-        say("npm not found: the tests on a real EVM (anvil) will be skipped")
+        say("npm not found: the tests on a real EVM (anvil) and with JavaScript's webhook library will be skipped")
         return
     stamp, want = CONTRACTS / "node_modules" / ".stamp", digest(CONTRACTS / "package-lock.json")
     if stamp.is_file() and stamp.read_text() == want:
@@ -86,7 +86,7 @@ def contracts() -> None:
     say("installing contracts/package-lock.json")
     quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
     if subprocess.run([npm, "ci", *quiet], cwd=CONTRACTS, check=False).returncode:
-        say("npm ci failed: see its message above; the tests on a real EVM (anvil) need it")
+        say("npm ci failed: see its message above; the tests on a real EVM (anvil) and of webhooks in npm need it")
         return
     stamp.write_text(want)
 

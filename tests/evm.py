@@ -188,7 +188,7 @@ def compiled() -> dict[str, dict[str, Any]]:
     """`{contract: {abi, bytecode}}` of contracts/*.sol, compiled once per process."""
     node = shutil.which("node")
     if node is None or not (CONTRACTS / "node_modules" / "solc").is_dir():
-        _absent("node, or the compiler of contracts/package-lock.json, is not installed")
+        absent("node, or the compiler of contracts/package-lock.json, is not installed")
     done = subprocess.run([node, "compile.js"], cwd=CONTRACTS, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     contracts: dict[str, dict[str, Any]] = json.loads(done.stdout)
@@ -198,10 +198,11 @@ def compiled() -> dict[str, dict[str, Any]]:
 def anvil_path() -> str:
     """The anvil of contracts/node_modules, else the one on PATH."""
     found = str(BUNDLED_ANVIL) if BUNDLED_ANVIL.exists() else shutil.which("anvil")
-    return found or _absent("anvil is neither in contracts/node_modules nor on PATH")
+    return found or absent("anvil is neither in contracts/node_modules nor on PATH")
 
 
-def _absent(what: str) -> NoReturn:
+def absent(what: str) -> NoReturn:
+    """Skips the test for want of something from npm, with the reason; with CI=true in the environment it fails."""
     advice = f"{what}: run 'npm ci --ignore-scripts' in contracts/"
     if os.environ.get("CI") == "true":
         pytest.fail(advice)

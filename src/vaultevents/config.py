@@ -37,12 +37,21 @@ ENV_PREFIX = "VAULTEVENTS_"
 ENV_FILE = f"{ENV_PREFIX}CONFIG"
 CALL_KEY_VARIABLE, CALL_URL_VARIABLE = f"{ENV_PREFIX}API_KEY", f"{ENV_PREFIX}API_URL"
 """What 'vaultevents call' reads besides its options; no settings."""
+NEW_KEY_VARIABLE = f"{ENV_PREFIX}NEW_MASTER_KEY"
+"""What 'vaultevents rotate-master-key' reads besides its options; no setting."""
 
 Network: TypeAlias = Literal["devnet", "hoodi", "mainnet"]
 NETWORKS: tuple[Network, ...] = get_args(Network)
 CHAIN_IDS = {"hoodi": 560048, "mainnet": 1}
 """A devnet may have any."""
-PATHS = ("data_dir", "master_key_file", "delivery.ca_file", "api.certificate_file", "api.key_file")
+PATHS = (
+    "data_dir",
+    "master_key_file",
+    "master_key_previous_file",
+    "delivery.ca_file",
+    "api.certificate_file",
+    "api.key_file",
+)
 """Settings of the file that count from its directory when they are relative."""
 
 
@@ -232,6 +241,8 @@ class Settings(BaseSettings):
     database_schema: str = "vaultevents"
     master_key: SecretStr | None = None
     master_key_file: FilePath | None = None
+    master_key_previous: SecretStr | None = None
+    master_key_previous_file: FilePath | None = None
     execution: ExecutionSettings = ExecutionSettings()
     beacon: BeaconSettings = BeaconSettings()
     reports: ReportSettings = ReportSettings()
@@ -337,7 +348,13 @@ def _refuse_unknown_variables() -> None:
     tables = _tables()
     names = [name for name in Settings.model_fields if name not in tables]
     names += [f"{table}__{key}" for table, kind in tables.items() for key in kind.model_fields]
-    known = [ENV_FILE, CALL_KEY_VARIABLE, CALL_URL_VARIABLE, *(f"{ENV_PREFIX}{name}".upper() for name in names)]
+    known = [
+        ENV_FILE,
+        CALL_KEY_VARIABLE,
+        CALL_URL_VARIABLE,
+        NEW_KEY_VARIABLE,
+        *(f"{ENV_PREFIX}{name}".upper() for name in names),
+    ]
     for name in os.environ:
         variable = name.upper()
         if not variable.startswith(ENV_PREFIX) or variable in known:

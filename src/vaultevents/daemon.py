@@ -148,7 +148,8 @@ async def _dispatch(settings: Settings, store: Store, clock: ServiceClock, stop:
     )
     async with sender:
         rng = random.SystemRandom()
-        await Dispatcher(store.database, sender, {store.key.id: store.key}, clock, options, rng).run(stop)
+        keys = {key.id: key for key in store.key.known}
+        await Dispatcher(store.database, sender, keys, clock, options, rng).run(stop)
 
 
 def _files_allow(concurrency: int) -> int:

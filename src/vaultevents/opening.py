@@ -8,19 +8,19 @@ import os
 import secrets
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
 from vaultevents.chain.beacon import BeaconChain, BeaconIdentity, BeaconOptions
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity, Reverted
 from vaultevents.chain.ipfs import IpfsClient
-from vaultevents.config import Settings
+from vaultevents.config import NEW_KEY_VARIABLE, Settings
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import ConfigError, DatabaseUnavailable, DatabaseUnusable, InputError, WrongNetwork
 from vaultevents.core.events import EVENT_TYPES, ReportUpdateAvailable
@@ -34,7 +34,7 @@ from vaultevents.store.embedded import EmbeddedPostgres
 from vaultevents.store.network import pin, pin_beacon, pinned, pinned_beacon
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database, open_database
-from vaultevents.store.webhooks import sealed_key_ids
+from vaultevents.store.rotation import rotating_from, sealed_key_ids, sealing_with
 from vaultevents.watch.discovery import Discovery
 from vaultevents.watch.reports import Resolver
 from vaultevents.watch.streams import Stream, logs_stream, reports_stream, staking_streams
@@ -60,48 +60,113 @@ class Store:
 @asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[Store]:
     """Opens the configured or the embedded database, brings its schema up to date and finds its master key (D2)."""
+    async with _opened(settings) as opened, AsyncExitStack() as stack:
+        key = _given_key(settings, make=not await while_lost(opened.key_ids))
+
+        async def hold() -> None:
+            await opened.join()
+            await stack.enter_async_context(sealing_with(opened.target, settings.database_schema, key.id))
+
+        await while_lost(hold)
+        _check_key(key, await while_lost(opened.key_ids))  # again: from now on nobody rotates it away
+        yield Store(opened.database, key, opened.embedded)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """The open database, and the key with which everything is to be sealed; its previous ones open what is there.
+
+    `former` is the file with the former key, where this service made it: to be put away when all is done.
+    """
+
+    database: Database
+    key: MasterKey
+    former: Path | None
+
+
+@asynccontextmanager
+async def open_rotation(
+    settings: Settings, new_key: Callable[[MasterKey], MasterKey] | None
+) -> AsyncIterator[Rotation]:
+    """Opens the database for another master key, with which nobody else seals any longer by a former one (D2).
+
+    `new_key` makes it of the one of the settings, which is then its previous one. Without it the settings have the new
+    one and its previous one already, or the key file of the embedded database is replaced; the former is kept as
+    `.old` beside it. Raises `ConfigError` without either, `DatabaseUnusable` while a process seals with a former key.
+    """
+    async with _opened(settings) as opened:
+        in_use = await while_lost(opened.key_ids)
+        given = _given_key(settings, make=not in_use)
+        key = given if new_key is None else new_key(given)
+        _check_key(key, in_use)
+        made = new_key is None and len(given.known) == 1
+        if made and not _owns_key_file(settings):
+            raise ConfigError(
+                "there is no new master key: name its file with --new-key-file ('openssl rand -base64 32' makes one), "
+                f"or set {NEW_KEY_VARIABLE}"
+            )
+        former = {one.id for one in key.known} - (set() if made else {key.id})
+        async with rotating_from(opened.target, settings.database_schema, former):
+            if made:
+                if _given_key(settings, make=False).id != given.id:
+                    raise DatabaseUnusable("the master key was just rotated by somebody else: start again for another")
+                _renew_key(_own_key_file(settings))
+                key = _given_key(settings, make=False)
+            file = _former_key_file(settings)
+            yield Rotation(opened.database, key, file if new_key is None and _has_former_key_file(settings) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A database before its key is known; `target` is what `asyncpg.connect` takes."""
+
+    database: Database
+    target: Mapping[str, Any]
+    embedded: EmbeddedPostgres | None
+
+    async def join(self) -> None:
+        """Nobody else brings the embedded server back while a start waits for it."""
+        if self.embedded is not None:
+            await asyncio.to_thread(self.embedded.join)
+
+    async def key_ids(self) -> set[str]:
+        """The ids of the keys that the stored secrets are sealed with."""
+        await self.join()
+        return await sealed_key_ids(self.database)
+
+
+@asynccontextmanager
+async def _opened(settings: Settings) -> AsyncIterator[_Opened]:
     async with AsyncExitStack() as stack:
         if settings.database_url is not None:
-            embedded = None
             target = {"dsn": settings.database_url.get_secret_value()}
-            database = await open_database(target, schema=settings.database_schema)
+            opened = _Opened(await open_database(target, schema=settings.database_schema), target, None)
         else:
             embedded = EmbeddedPostgres(settings.directory / "postgres")
             stack.push_async_callback(asyncio.to_thread, embedded.leave)
-            database = await while_lost(partial(_open_embedded, embedded, settings.database_schema))
-        stack.push_async_callback(database.close)
-        in_use = await while_lost(partial(_key_ids_in_use, database, embedded))
-        yield Store(database, _master_key(settings, in_use), embedded)
+            opened = await while_lost(partial(_open_embedded, embedded, settings.database_schema))
+        stack.push_async_callback(opened.database.close)
+        yield opened
 
 
-async def _open_embedded(embedded: EmbeddedPostgres, schema: str) -> Database:
-    address = await asyncio.to_thread(embedded.join)
-    return await open_database(address.connect_kwargs(), schema=schema)
+async def _open_embedded(embedded: EmbeddedPostgres, schema: str) -> _Opened:
+    target = (await asyncio.to_thread(embedded.join)).connect_kwargs()
+    return _Opened(await open_database(target, schema=schema), dict(target), embedded)
 
 
-async def _key_ids_in_use(database: Database, embedded: EmbeddedPostgres | None) -> set[str]:
-    if embedded is not None:
-        await asyncio.to_thread(embedded.join)  # nobody else brings it back while a start waits for it
-    return await sealed_key_ids(database)
-
-
-def _master_key(settings: Settings, in_use: Collection[str]) -> MasterKey:
-    """From the environment or a file; the embedded database gets a key file of its own (D2).
-
-    `in_use` are the ids of the keys that the stored secrets are sealed with: no other will do, nor a new one.
-    """
-    key = _given_key(settings, make=not in_use)
-    if other := sorted(set(in_use) - {key.id}):
+def _check_key(key: MasterKey, in_use: Collection[str]) -> None:
+    """`in_use` are the ids of the keys that the stored secrets are sealed with: no other will do (D2)."""
+    if other := sorted(set(in_use) - {one.id for one in key.known}):
         raise DatabaseUnusable(
             f"secrets in this database are sealed with the master key {', '.join(other)}, and the one given is "
             f"{key.id}: give the right one"
         )
-    return key
 
 
 def _given_key(settings: Settings, *, make: bool) -> MasterKey:
+    """From the environment or a file; the embedded database gets a key file of its own, if one may be made (D2)."""
     if settings.master_key is not None:
-        return parse_master_key(settings.master_key.get_secret_value())
+        return _after(_previous_key(settings), partial(parse_master_key, settings.master_key.get_secret_value()))
     path = settings.master_key_file
     if path is None:
         if settings.database_url is not None:
@@ -109,13 +174,52 @@ def _given_key(settings: Settings, *, make: bool) -> MasterKey:
                 "database_url needs a master key, with which webhook secrets are sealed: set VAULTEVENTS_MASTER_KEY "
                 "or master_key_file to 32 bytes in base64 ('openssl rand -base64 32'), and keep a copy"
             )
-        path = settings.directory / "master.key"
+        path = _own_key_file(settings)
         if make and not path.exists():
-            _write_key(path)
+            _write_key(path, os.link)
+    advice = "make one with 'openssl rand -base64 32', mode 0600" if make else "restore it from its copy"
+    return _after(_previous_key(settings), partial(read_key_file, path, advice=advice))
+
+
+def _after(previous: MasterKey | None, parse: Callable[[MasterKey | None], MasterKey]) -> MasterKey:
+    """The key that knows its previous one; nothing precedes itself."""
+    key = parse(previous)
+    return parse(None) if previous is not None and previous.id == key.id else key
+
+
+def _previous_key(settings: Settings) -> MasterKey | None:
+    """The former key, while keys are rotated."""
+    if settings.master_key_previous is not None:
+        return parse_master_key(settings.master_key_previous.get_secret_value())
+    path = settings.master_key_previous_file
+    if path is None and _has_former_key_file(settings):
+        path = _former_key_file(settings)
+    return None if path is None else read_key_file(path, advice="remove the setting that names it, or restore it")
+
+
+def _owns_key_file(settings: Settings) -> bool:
+    """Whether the key is in a file that this service made beside the embedded database."""
+    return all(given is None for given in (settings.master_key, settings.master_key_file, settings.database_url))
+
+
+def _own_key_file(settings: Settings) -> Path:
+    return settings.directory / "master.key"
+
+
+def _former_key_file(settings: Settings) -> Path:
+    return settings.directory / "master.key.old"
+
+
+def _has_former_key_file(settings: Settings) -> bool:
+    """Whether that key file is being replaced."""
+    return _owns_key_file(settings) and _former_key_file(settings).exists()
+
+
+def read_key_file(path: Path, previous: MasterKey | None = None, *, advice: str) -> MasterKey:
+    """The master key in a file; `advice` is what to do where there is none. Raises `ConfigError`, which quotes none."""
     try:
-        return parse_master_key(path.read_text(encoding="ascii"))
+        return parse_master_key(path.read_text(encoding="ascii"), previous)
     except FileNotFoundError:
-        advice = "make one with 'openssl rand -base64 32', mode 0600" if make else "restore it from its copy"
         raise ConfigError(f"the master key file {path} is missing: {advice}") from None
     except OSError as error:
         raise ConfigError(f"cannot read the master key file {path} ({error.strerror}): make it readable") from None
@@ -123,8 +227,34 @@ def _given_key(settings: Settings, *, make: bool) -> MasterKey:
         raise ConfigError(f"{path} holds no master key: restore it from its copy") from None
 
 
-def _write_key(path: Path) -> None:
-    """Whole or not at all, on the disk before anything is sealed with it, and never over one that was just written."""
+def _renew_key(path: Path) -> None:
+    """Another key in the place of this one, which is kept as `.old`: there is no moment without both of them."""
+    former = path.with_name(f"{path.name}.old")
+    try:
+        with contextlib.suppress(FileExistsError):  # the same key: this was ended here before
+            os.link(path, former)
+        _sync(path.parent)
+    except OSError as error:
+        raise ConfigError(f"cannot keep the former key as {former} ({error.strerror}): mend that") from None
+    _write_key(path, os.replace)
+
+
+def put_away_former_key(path: Path) -> Path:
+    """Names the file of a key with which nothing is sealed any longer by its id: only backups still need it (D2)."""
+    kept = path.with_suffix(f".{read_key_file(path, advice='it is put away already').id}")
+    try:
+        path.replace(kept)
+        _sync(path.parent)
+    except OSError as error:
+        raise ConfigError(f"all is sealed with the new key, but {path} stays ({error.strerror}): move it") from None
+    return kept
+
+
+def _write_key(path: Path, put: Callable[[str, Path], None]) -> None:
+    """A new key, whole or not at all, on the disk before anything is sealed with it.
+
+    `put` brings the written file to its place: `os.link` never over one that was just written, `os.replace` always.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
@@ -134,10 +264,10 @@ def _write_key(path: Path) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             with contextlib.suppress(FileExistsError):
-                os.link(name, path)
+                put(name, path)
                 log.info("master_key_made", path=str(path))
         finally:
-            Path(name).unlink()
+            Path(name).unlink(missing_ok=True)
         _sync(path.parent)
     except OSError as error:
         raise ConfigError(

@@ -12,10 +12,11 @@ from step_up_stories import fresh_bytes
 from store_stories import KEY, account, own_database, rows, shift_clock, values
 from vaultevents.core.errors import DatabaseUnavailable, InputError
 from vaultevents.core.sealing import HashKey, MasterKey, SealBroken, keyed_hash
-from vaultevents.store import apikeys, webhooks
+from vaultevents.store import apikeys
 from vaultevents.store.apikeys import ApiKey, KeyRing
 from vaultevents.store.embedded import ServerAddress
 from vaultevents.store.pool import Database, open_database
+from vaultevents.store.rotation import sealed_key_ids
 
 pytestmark = pytest.mark.integration
 
@@ -74,7 +75,7 @@ async def test_everyone_gets_the_hash_key_that_was_stored_first(any_database: Da
     assert keyed_hash(got[0], "secret") in {keyed_hash(HashKey(offer), "secret") for offer in offers}
     (sealed,) = await values(any_database, "select sealed from hash_key")
     assert not any(offer in sealed or offer.hex().encode() in sealed for offer in offers)
-    assert await webhooks.sealed_key_ids(any_database) == {KEY.id}
+    assert await sealed_key_ids(any_database) == {KEY.id}
 
 
 async def test_a_hash_key_that_was_altered_or_sealed_otherwise_is_not_replaced(any_database: Database) -> None:

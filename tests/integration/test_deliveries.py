@@ -33,7 +33,8 @@ from vaultevents.core.sealing import SealBroken, Secret, open_sealed, seal
 from vaultevents.store import deliveries, status
 from vaultevents.store.deliveries import Delivery, counts, next_due_s, settle
 from vaultevents.store.pool import Database
-from vaultevents.store.webhooks import delete_webhook, list_webhooks, sealed_key_ids
+from vaultevents.store.rotation import sealed_key_ids
+from vaultevents.store.webhooks import delete_webhook, list_webhooks
 
 pytestmark = pytest.mark.integration
 

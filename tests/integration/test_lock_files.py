@@ -116,7 +116,7 @@ def test_the_npm_lock_is_hashed_and_follows_its_manifest() -> None:
     text = (CONTRACTS / "package-lock.json").read_text()
     assert without_integrity(text) == []
     manifest, top = json.loads((CONTRACTS / "package.json").read_text()), json.loads(text)["packages"][""]
-    for kind in ("dependencies", "optionalDependencies"):
+    for kind in ("dependencies", "devDependencies", "optionalDependencies"):
         assert top[kind] == manifest[kind]
 
 

@@ -38,6 +38,7 @@ from vaultevents.store.embedded import ServerAddress
 from vaultevents.store.mutations import forget, mutation
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Database
+from vaultevents.store.rotation import sealed_key_ids
 from vaultevents.store.webhooks import StoredWebhook, VaultsUnknown, WebhookUnknown
 
 pytestmark = pytest.mark.integration
@@ -197,7 +198,7 @@ async def test_a_deleted_webhook_takes_the_stored_answer_with_it(any_database: D
     await delete(any_database, acme, first.webhook.id)
     await webhooks.delete_webhook(any_database, "acme", second.webhook.id)
     assert await values(any_database, "select sealed from idempotent_answers") == [None, None]
-    assert await webhooks.sealed_key_ids(any_database) == {KEY.id}, "that of the second factor"
+    assert await sealed_key_ids(any_database) == {KEY.id}, "that of the second factor"
     for idempotency in (once, operators):
         with pytest.raises(IdempotencyConflict, match="is deleted: use a new one"):
             await create(any_database, acme, idempotency=idempotency)
@@ -247,7 +248,7 @@ async def test_every_key_that_something_is_sealed_with_is_named(any_database: Da
             ("webhook_secrets", "mfa_factors", "hash_key", "idempotent_answers"), ids, strict=True
         ):
             await connection.execute(f"update {table} set key_id = $1", key_id)
-    assert await webhooks.sealed_key_ids(any_database) == set(ids)
+    assert await sealed_key_ids(any_database) == set(ids)
 
 
 # Changing

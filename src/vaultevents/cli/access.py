@@ -13,10 +13,19 @@ from typing import Annotated, Final, TypeVar, cast, get_args
 import segno
 import typer
 
-from vaultevents.cli.console import ConfigOption, JsonOption, complete, one_of, put_json, put_table, say, settings_of
-from vaultevents.core.errors import ConfigError, InputError
+from vaultevents.cli.console import (
+    ConfigOption,
+    JsonOption,
+    complete,
+    one_of,
+    overlap_of,
+    put_json,
+    put_table,
+    say,
+    settings_of,
+)
+from vaultevents.core.errors import InputError
 from vaultevents.core.registry import check_id
-from vaultevents.core.retries import parse_schedule
 from vaultevents.core.rsakeys import fingerprint, parse_public_key
 from vaultevents.core.sealing import NONCE_BYTES, Secret, keyed_hash
 from vaultevents.core.stepup import SEED_BYTES, new_seed, otpauth_uri
@@ -165,7 +174,7 @@ def key_rotate(
     """Give an API key another public key, valid at once; the API key itself stays."""
     settings = settings_of(config)
     _check_key_id(key_id)
-    der, overlap_s = read_key(public_key, "--public-key", parse_public_key), _overlap_s(overlap)
+    der, overlap_s = read_key(public_key, "--public-key", parse_public_key), overlap_of(overlap, most_days=30)
 
     async def work() -> ApiKey:
         async with open_store(settings) as store:
@@ -241,16 +250,6 @@ def read_key(path: Path, option: str, parse: Callable[[bytes], T]) -> T:
 def _check_key_id(text: str) -> None:
     if not _KEY_ID.fullmatch(text):
         raise InputError("a key id is 'key-' and 16 hexadecimal digits: take one that 'vaultevents key list' shows")
-
-
-def _overlap_s(text: str) -> int:
-    if text == "0":
-        return 0
-    try:
-        (seconds,) = parse_schedule(text)
-    except (ConfigError, ValueError):
-        raise InputError(f"--overlap '{text}' is not a time: write 0, or 1s to 30d, as in 24h") from None
-    return seconds
 
 
 def _shows_blocks() -> bool:

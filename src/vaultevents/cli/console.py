@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from vaultevents import config
 from vaultevents.config import Settings
-from vaultevents.core.errors import OperatorError
+from vaultevents.core.errors import ConfigError, InputError, OperatorError
+from vaultevents.core.retries import parse_schedule
 from vaultevents.telemetry import configure_logging
 from vaultevents.watch.watcher import Advanced
 
@@ -43,6 +44,7 @@ ConfigOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer with one JSON object, the last line of stdout.")]
 
 PLAIN_EVERY_S = 5.0
+DAY_S = 24 * 3600
 
 
 def settings_of(path: Path | None) -> Settings:
@@ -56,6 +58,15 @@ def one_of(allowed: Sequence[str], value: str, option: str) -> None:
     """Anything else is wrong usage."""
     if value not in allowed:
         raise typer.BadParameter(f"'{value}' is not one of {', '.join(allowed)}", param_hint=option)
+
+
+def overlap_of(text: str, *, most_days: int) -> int:
+    """The seconds of an `--overlap` such as 24h, or 0. Raises `InputError` for anything else, or longer."""
+    with suppress(ConfigError, ValueError):
+        (seconds,) = (0,) if text == "0" else parse_schedule(text)
+        if seconds <= most_days * DAY_S:
+            return seconds
+    raise InputError(f"--overlap '{text}' is not a time: write 0, or 1s to {most_days}d, as in 24h")
 
 
 def complete(work: Coroutine[Any, Any, T]) -> T:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated, Literal
 
 import typer
 
 from vaultevents.chain.execution import HeadPolicy
-from vaultevents.cli.console import ConfigOption, JsonOption, complete, put_json, put_table, say, settings_of
+from vaultevents.cli.console import (
+    ConfigOption,
+    JsonOption,
+    complete,
+    overlap_of,
+    put_json,
+    put_table,
+    say,
+    settings_of,
+)
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError
 from vaultevents.core.registry import Vault, check_id
@@ -26,6 +36,9 @@ webhook = typer.Typer(help="Add, list and remove the URLs to which events are de
 
 AccountArgument = Annotated[str, typer.Argument(help="The account's id: letters, digits, hyphens.", metavar="ACCOUNT")]
 VaultArgument = Annotated[str, typer.Argument(help="The vault's id: letters, digits, hyphens.", metavar="VAULT")]
+WebhookArgument = Annotated[
+    str, typer.Argument(help="The webhook's id, as 'webhook list' shows it.", metavar="WEBHOOK")
+]
 MAX_BLOCK = 2**63 - 1
 """What a database column holds."""
 
@@ -283,7 +296,7 @@ def webhook_list(account_id: AccountArgument, config: ConfigOption = None, as_js
 @webhook.command("remove")
 def webhook_remove(
     account_id: AccountArgument,
-    webhook_id: Annotated[str, typer.Argument(help="The webhook's id, as 'webhook list' shows it.", metavar="WEBHOOK")],
+    webhook_id: WebhookArgument,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -302,6 +315,44 @@ def webhook_remove(
         put_json({"id": webhook_id, "removed": True})
     else:
         say(f"Removed webhook {webhook_id}.")
+
+
+@webhook.command("rotate-secret")
+def webhook_rotate_secret(
+    account_id: AccountArgument,
+    webhook_id: WebhookArgument,
+    overlap: Annotated[
+        str,
+        typer.Option(
+            help="How long the former secret stays valid, too, such as 30m or 24h, 7d at most; 0 after a disclosure.",
+            metavar="TIME",
+        ),
+    ] = "24h",
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give a webhook another signing secret and show it, once.
+
+    Until the overlap ends each delivery has a signature by either, so the receiver can change over at any time.
+    """
+    settings = settings_of(config)
+    overlap_s = overlap_of(overlap, most_days=7)
+    secret = Secret(new_secret(secrets.token_bytes(SECRET_BYTES)))
+
+    async def work() -> datetime:
+        async with open_store(settings) as store:
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            return await webhooks.rotate_secret(
+                store.database, account_id, webhook_id, secret, store.key, nonce, overlap_s
+            )
+
+    until = complete(work())
+    if as_json:
+        put_json({"id": webhook_id, "secretToken": secret.reveal(), "previousValidUntil": until})
+    else:
+        former = f"valid until {until.isoformat(timespec='seconds')}" if overlap_s else "not valid any longer"
+        say(f"Webhook {webhook_id} has a new secret; the former one is {former}. The new one is shown only now:")
+        say(secret.reveal())
 
 
 def _webhook_json(one: Webhook) -> dict[str, object]:

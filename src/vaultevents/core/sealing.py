@@ -9,6 +9,7 @@ import base64
 import binascii
 import hmac
 import re
+from contextlib import suppress
 from typing import Final, NoReturn, SupportsIndex
 
 from cryptography.exceptions import InvalidTag
@@ -65,15 +66,24 @@ class Secret:
 
 
 class MasterKey:
-    """The operator's key of 32 bytes. `id` names it in rows and reveals nothing of it."""
+    """The operator's key of 32 bytes. `id` names it in rows and reveals nothing of it.
 
-    __slots__ = ("_cipher", "id")
+    While keys are rotated it knows the `previous` one: what that one sealed still opens.
+    """
 
-    def __init__(self, key: bytes) -> None:
+    __slots__ = ("_cipher", "_previous", "id")
+
+    def __init__(self, key: bytes, previous: MasterKey | None = None) -> None:
         if len(key) != KEY_BYTES:
             raise ValueError(f"a master key has {KEY_BYTES} bytes, got {len(key)}")
         self.id: Final = _derive(key, b"id").hex()[:16]
         self._cipher: Final = AESGCM(_derive(key, b"seal"))
+        self._previous: Final = previous
+
+    @property
+    def known(self) -> tuple[MasterKey, ...]:
+        """All keys that may have sealed something, newest first."""
+        return (self, *(self._previous.known if self._previous is not None else ()))
 
     def __repr__(self) -> str:
         return f"MasterKey(id={self.id})"
@@ -83,11 +93,11 @@ def _derive(key: bytes, use: bytes) -> bytes:
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=b"vaultevents " + use).derive(key)
 
 
-def parse_master_key(text: str) -> MasterKey:
+def parse_master_key(text: str, previous: MasterKey | None = None) -> MasterKey:
     """A master key as base64 (either alphabet, padded or not) or hex; raises `ConfigError`, which never quotes it."""
     text = text.strip()
     if re.fullmatch(r"[0-9a-fA-F]{64}", text):
-        return MasterKey(bytes.fromhex(text))
+        return MasterKey(bytes.fromhex(text), previous)
     encoded = text.rstrip("=").replace("-", "+").replace("_", "/")
     try:
         key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
@@ -97,7 +107,7 @@ def parse_master_key(text: str) -> MasterKey:
         raise ConfigError(
             f"the master key must be {KEY_BYTES} bytes in base64 or hex: make one with 'openssl rand -base64 32'"
         )
-    return MasterKey(key)
+    return MasterKey(key, previous)
 
 
 def seal(key: MasterKey, secret: Secret, aad: str, nonce: bytes) -> bytes:
@@ -108,14 +118,14 @@ def seal(key: MasterKey, secret: Secret, aad: str, nonce: bytes) -> bytes:
 
 
 def open_sealed(key: MasterKey, blob: bytes, aad: str) -> Secret:
-    """What was sealed for the row `aad` with this key; raises `SealBroken`."""
-    try:
-        return Secret(key._cipher.decrypt(blob[:NONCE_BYTES], blob[NONCE_BYTES:], aad.encode()).decode())
-    except (InvalidTag, ValueError):
-        raise SealBroken(
-            f"the secret of {aad} does not open with master key {key.id}: use the key it was sealed with, "
-            "or restore the row from a backup if it was altered or moved"
-        ) from None
+    """What was sealed for the row `aad` with this key or one before it; raises `SealBroken`."""
+    for one in key.known:
+        with suppress(InvalidTag, ValueError):
+            return Secret(one._cipher.decrypt(blob[:NONCE_BYTES], blob[NONCE_BYTES:], aad.encode()).decode())
+    raise SealBroken(
+        f"the secret of {aad} does not open with master key {key.id}: use the key it was sealed with, "
+        "or restore the row from a backup if it was altered or moved"
+    )
 
 
 class HashKey:

@@ -16,13 +16,16 @@ from vaultevents.core.sealing import MasterKey, Secret, open_sealed, seal
 from vaultevents.core.webhooks import Webhook
 from vaultevents.store.mutations import Change
 from vaultevents.store.pool import Connection
+from vaultevents.store.rotation import answer_aad
 from vaultevents.store.webhooks import (
+    OVERLAP_S,
     StoredWebhook,
     WebhookUnknown,
     erase_webhook,
     insert_webhook,
     park_pending,
     record_revision,
+    replace_secret,
     require_vaults,
     resume_parked,
     stored_webhook,
@@ -105,7 +108,7 @@ async def repeated(change: Change, idempotency: Idempotency, key: MasterKey) -> 
         raise IdempotencyConflict("this Idempotency-Key was used for another request: use a new one")
     if row["sealed"] is None:
         raise IdempotencyConflict("the webhook that this Idempotency-Key created is deleted: use a new one")
-    return open_sealed(key, row["sealed"], _answer_aad(row["webhook_id"]))
+    return open_sealed(key, row["sealed"], answer_aad(row["webhook_id"]))
 
 
 async def keep_answer(
@@ -122,12 +125,8 @@ async def keep_answer(
         idempotency.fingerprint,
         webhook_id,
         key.id,
-        seal(key, answer, _answer_aad(webhook_id), nonce),
+        seal(key, answer, answer_aad(webhook_id), nonce),
     )
-
-
-def _answer_aad(webhook_id: str) -> str:
-    return f"answer {webhook_id}"
 
 
 async def amend(change: Change, webhook_id: str, fields: dict[str, Any]) -> StoredWebhook:
@@ -169,3 +168,10 @@ async def amend(change: Change, webhook_id: str, fields: dict[str, Any]) -> Stor
 async def delete(change: Change, webhook_id: str) -> None:
     """Raises `WebhookUnknown`."""
     await erase_webhook(change.connection, change.account_id, webhook_id)
+
+
+async def rotate_secret(
+    change: Change, webhook_id: str, secret: Secret, key: MasterKey, nonce: bytes, overlap_s: float = OVERLAP_S
+) -> datetime:
+    """Signs with `secret` at once; until when the one before it is valid, too (A19). Raises as `replace_secret`."""
+    return await replace_secret(change.connection, webhook_id, secret, key, nonce, overlap_s)

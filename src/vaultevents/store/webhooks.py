@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from vaultevents.core.errors import InputError, VaulteventsError
 from vaultevents.core.sealing import MasterKey, Secret, seal
@@ -12,6 +13,10 @@ from vaultevents.core.webhooks import Webhook
 from vaultevents.store.accounts import require_account
 from vaultevents.store.cursors import lock_registry
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
+
+OVERLAP_S: Final = 24 * 3600.0
+MAX_OVERLAP_S: Final = 7 * 24 * 3600.0
+"""How long a secret stays valid beside its successor, and how long it may (D2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,44 @@ async def erase_webhook(connection: Connection, account_id: str, webhook_id: str
     await record_revision(connection, webhook_id)
 
 
+async def rotate_secret(
+    database: Database,
+    account_id: str,
+    webhook_id: str,
+    secret: Secret,
+    key: MasterKey,
+    nonce: bytes,
+    overlap_s: float = OVERLAP_S,
+) -> datetime:
+    """An operator's `replace_secret`. Raises `InputError` also for a webhook that is not there."""
+    async with database.of_account(account_id) as connection:
+        await lock_registry(connection)
+        try:
+            return await replace_secret(connection, webhook_id, secret, key, nonce, overlap_s)
+        except WebhookUnknown:
+            raise InputError(f"account '{account_id}' has no webhook '{webhook_id}'") from None
+
+
+async def replace_secret(
+    connection: Connection, webhook_id: str, secret: Secret, key: MasterKey, nonce: bytes, overlap_s: float
+) -> datetime:
+    """Signs with `secret` from now on, and with the one before it, too, until the time that is returned (D2).
+
+    Never are more than two valid: what an earlier rotation left is erased, and without an overlap everything is. The
+    connection is one of the account, the registry locked. Raises `WebhookUnknown`, and `InputError` for an overlap of
+    more than a week.
+    """
+    if not 0 <= overlap_s <= MAX_OVERLAP_S:
+        raise InputError("a secret stays valid beside its successor for 0 s to 7 days: choose an overlap in between")
+    sealed = seal(key, secret, webhook_id, nonce)
+    until: datetime | None = await connection.fetchval(
+        "select replace_secret($1, $2, $3, $4)", webhook_id, key.id, sealed, overlap_s
+    )
+    if until is None:
+        raise WebhookUnknown
+    return until
+
+
 async def disable_webhook(connection: Connection, webhook_id: str, why: str) -> None:
     """Switches a webhook off and parks what is pending for it (D3, D7). The registry must be locked."""
     done = await connection.execute(
@@ -175,16 +218,6 @@ async def resume_parked(connection: Connection, webhook_id: str) -> None:
         webhook_id,
     )
     await connection.execute("select pg_notify($1, '')", DELIVERIES_CHANNEL)
-
-
-async def sealed_key_ids(database: Database) -> set[str]:
-    """The ids of the master keys that anything stored is sealed with (D2)."""
-    async with database.transaction() as connection:
-        rows = await connection.fetch(
-            "select key_id from webhook_secrets union select key_id from mfa_factors union select key_id from hash_key"
-            " union select key_id from idempotent_answers where sealed is not null"
-        )
-    return {row["key_id"] for row in rows}
 
 
 def stored_webhook(row: Record) -> StoredWebhook:

@@ -1,0 +1,112 @@
+"""rotate-master-key: seals everything with another master key (decisions D2)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vaultevents.cli.console import (
+    PLAIN_EVERY_S,
+    ConfigOption,
+    JsonOption,
+    complete,
+    log,
+    put_json,
+    say,
+    settings_of,
+)
+from vaultevents.config import NEW_KEY_VARIABLE, Settings
+from vaultevents.core.errors import InputError
+from vaultevents.core.sealing import NONCE_BYTES, MasterKey, parse_master_key
+from vaultevents.opening import open_rotation, put_away_former_key, read_key_file
+from vaultevents.store.rotation import reseal
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("rotate-master-key")(rotate_master_key)
+
+
+def rotate_master_key(
+    new_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"The file with the new master key, if it is not in {NEW_KEY_VARIABLE}. The embedded database needs "
+            "neither: its key file is replaced.",
+            metavar="FILE",
+        ),
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Seal every secret with another master key.
+
+    It may be ended at any point and started again. A daemon may run meanwhile if it was started with the new key and,
+    as the previous one, the former key.
+    """
+    settings = settings_of(config)
+    text = os.environ.get(NEW_KEY_VARIABLE)
+    if text and new_key_file is not None:
+        raise InputError(f"--new-key-file and {NEW_KEY_VARIABLE} both name a new master key: give one of them")
+    key, rows, kept = complete(_rotated(settings, text or None, new_key_file))
+    if as_json:
+        put_json({"keyId": key.id, "resealed": rows, "formerKeyFile": str(kept) if kept else None})
+        return
+    say(f"Everything is sealed with the master key {key.id} now; {rows} rows were not before.")
+    if text or new_key_file is not None:
+        say("Make it the master key of the configuration; keep the former one only for backups from before.")
+    elif kept is not None:
+        say(f"The former one is {kept}: copy the new key, and remove the former one with the last backup from before.")
+
+
+async def _rotated(settings: Settings, text: str | None, file: Path | None) -> tuple[MasterKey, int, Path | None]:
+    def new_key(previous: MasterKey) -> MasterKey:
+        if file is None:
+            return parse_master_key(text or "", previous)
+        return read_key_file(file, previous, advice="make one with 'openssl rand -base64 32', mode 0600")
+
+    async with open_rotation(settings, new_key if text or file else None) as rotation:
+        with ResealProgress() as progress:
+            rows = await reseal(
+                rotation.database, rotation.key, lambda: secrets.token_bytes(NONCE_BYTES), progress.advanced
+            )
+    return rotation.key, rows, None if rotation.former is None else put_away_former_key(rotation.former)
+
+
+class ResealProgress:
+    """Shows how far it is: a bar with an ETA on a terminal, a log line now and then in a pipe."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._begin_s = self._said_at_s = time.monotonic()
+        columns = TextColumn("secrets"), BarColumn(), MofNCompleteColumn(), TextColumn("left:"), TimeRemainingColumn()
+        self._progress = Progress(*columns, console=self._console, transient=True)
+        self._bar = self._progress.add_task("secrets", total=None)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._progress.stop()
+
+    def advanced(self, done: int, total: int) -> None:
+        """Takes note of `done` rows out of `total`."""
+        now_s = time.monotonic()
+        if self._console.is_terminal:
+            self._progress.update(self._bar, total=total, completed=done)
+        elif now_s - self._said_at_s >= PLAIN_EVERY_S:
+            self._said_at_s = now_s
+            left_s = round((total - done) * (now_s - self._begin_s) / done)
+            log.info("progress", kind="rotation", done_rows=done, of_rows=total, left_s=left_s)
