@@ -13,7 +13,9 @@ from typing import Any
 import uvloop
 from _delivery import KEY, PlainGuard
 
+from vaultevents.cli.console import stop_at_end_of
 from vaultevents.core.webhooks import UrlRules, parse_allow
+from vaultevents.daemon import collect_less
 from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.egress import Guard
@@ -29,9 +31,10 @@ async def dispatch(facts: dict[str, Any]) -> None:
     guard = Guard(rules) if facts["scheme"] == "https" else PlainGuard(rules)
     ca_file = Path(facts["ca_file"]) if facts["scheme"] == "https" else None
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_reader(sys.stdin, stop.set)
+    stop_at_end_of(sys.stdin, stop)
     options = DispatchOptions(**facts["options"])
     async with Sender(guard, ca_file=ca_file) as sender:
+        collect_less()
         print("ready", flush=True)
         await Dispatcher(database, sender, {KEY.id: KEY}, clock, options, random.Random(1)).run(stop)
     await database.close()

@@ -15,7 +15,10 @@ import uvloop
 
 from vaultevents.devnet.certificates import issue
 
-ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+ANSWER = (  # as long as a common web server's
+    b"HTTP/1.1 200 OK\r\nServer: receiver\r\nDate: Sat, 21 Nov 2026 09:00:00 GMT\r\nContent-Type: text/plain\r\n"
+    b"Content-Length: 2\r\nConnection: keep-alive\r\n\r\nok"
+)
 HANGS = b"POST /hang"
 
 

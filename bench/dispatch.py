@@ -1,6 +1,6 @@
 """The rate of signed deliveries over plain HTTP: `python3 dev.py bench dispatch --json`.
 
-Deliveries with attempt rows, `synchronous_commit = on`, 200 webhooks; PostgreSQL, the receiver and the one dispatcher
+Deliveries with attempt rows, `synchronous_commit = on`, 100 webhooks; PostgreSQL, the receiver and the one dispatcher
 process share the machine. The floor is the bare loop of `_delivery.py` against the same receiver. Rounds alternate, and
 the best of each counts. The last line is the result; without `--json` a table stands before it.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from _delivery import World, add_webhooks, deliver, floor, world
 
 ROUNDS = 3
-WEBHOOKS = 200
+WEBHOOKS = 100
 
 
 def measure(name: str, scheme: str, count: int, goal: float) -> dict[str, Any]:

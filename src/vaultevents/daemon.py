@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 import socket
 from collections.abc import Callable, Collection
@@ -87,6 +88,7 @@ async def serve(
         if watching is not None:
             for setting, never in switched_off(settings).items():
                 log.warning("source_off", setting=setting, never_sent=never)
+        collect_less()
         log.info("started", network=settings.network, roles=sorted(only))
         await stop.wait()
         log.info("stopping")
@@ -150,6 +152,12 @@ async def _dispatch(settings: Settings, store: Store, clock: ServiceClock, stop:
         rng = random.SystemRandom()
         keys = {key.id: key for key in store.key.known}
         await Dispatcher(store.database, sender, keys, clock, options, rng).run(stop)
+
+
+def collect_less() -> None:
+    """Keeps the garbage collector from looking again and again at what a process has for good: a tenth of its CPU."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def _files_allow(concurrency: int) -> int:

@@ -174,7 +174,7 @@ class Pool:
         self._number = 0
         self._open: Counter[Hashable] = Counter()
         self._dialling: Counter[Hashable] = Counter()
-        self._waiting: dict[Hashable, deque[asyncio.Future[Connection | None]]] = {}
+        self._waiting: dict[Hashable, deque[tuple[float, asyncio.Future[Connection | None]]]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, origin: Hashable) -> Connection | None:
@@ -188,8 +188,11 @@ class Pool:
             self._forget(self._open, origin)
         return None
 
-    async def wait(self, origin: Hashable) -> Connection | None:
-        """A connection that somebody gave back, or None: now it may be dialled, and `dialled` has to be told."""
+    async def wait(self, origin: Hashable, until_s: float) -> Connection | None:
+        """A connection that somebody gave back, or None: now it may be dialled, and `dialled` has to be told.
+
+        Raises `TimeoutError` soon after `until_s` of the loop's clock.
+        """
         if self._may_dial(origin) and self._open[origin] < self._dials:
             self._dialling[origin] += 1
             return None
@@ -198,11 +201,11 @@ class Pool:
         if origin not in self._waiting:
             self._waiting[origin] = deque()
             loop.call_later(self._patience_s, self._lose_patience, origin)
-        self._waiting[origin].append(turn)
+        self._waiting[origin].append((until_s, turn))
         try:
             return await turn
         except BaseException:
-            if turn.done() and not turn.cancelled():  # what was meant for the one that gave up
+            if turn.done() and not turn.cancelled() and turn.exception() is None:  # meant for the one that gave up
                 given = turn.result()
                 if given is None:
                     self.dialled(origin, None)
@@ -253,18 +256,23 @@ class Pool:
             self._dialling[origin] += 1
 
     def _lose_patience(self, origin: Hashable) -> None:
-        """Tells all that may dial to do so."""
+        """Tells all that may dial to do so, and those whose time is over that they have no connection."""
+        waiting, now_s = self._waiting[origin], asyncio.get_running_loop().time()
+        while waiting and waiting[0][0] <= now_s:
+            _, turn = waiting.popleft()
+            if not turn.done():
+                turn.set_exception(TimeoutError())
         while self._may_dial(origin) and self._hand(origin, None):
             self._dialling[origin] += 1
-        if self._waiting.get(origin):
+        if waiting:
             asyncio.get_running_loop().call_later(self._patience_s, self._lose_patience, origin)
         else:
-            self._waiting.pop(origin, None)
+            del self._waiting[origin]
 
     def _hand(self, origin: Hashable, connection: Connection | None) -> bool:
         waiting = self._waiting.get(origin)
         while waiting:
-            turn = waiting.popleft()
+            _, turn = waiting.popleft()
             if not turn.done():
                 turn.set_result(connection)
                 return True

@@ -162,8 +162,7 @@ class Sender:
         """
         until_s = started_s + min(self._connect_timeout_s, self._total_timeout_s)
         try:
-            async with asyncio.timeout_at(until_s):
-                freed = await self._pool.wait(origin)
+            freed = await self._pool.wait(origin, until_s)
         except TimeoutError:
             raise _NotConnected("connect_timeout") from None
         if freed is not None:

@@ -91,12 +91,13 @@ async def claim(database: Database, limit: int, lease: UUID, lease_s: float, per
     """
     async with database.statement() as connection:  # one round trip, one commit: `claim_deliveries` is a migration's
         rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook)
-        database_time = rows[0]["claimed_at"] if rows else await connection.fetchval("select db_now()")
-    targets = {row["webhook_id"]: _target(row) for row in rows if row["url"] is not None}
+        first_of_each = [row for row in rows if row["url"] is not None]
+        database_time = first_of_each[0]["claimed_at"] if rows else await connection.fetchval("select db_now()")
+    targets = {row["webhook_id"]: _target(row) for row in first_of_each}
     return Claim(
         tuple(
             Delivery(delivery_id, lease, attempts + 1, event_id, body, targets[webhook_id])
-            for delivery_id, attempts, event_id, body, webhook_id, *_ in rows
+            for delivery_id, attempts, event_id, body, webhook_id, _, _, _, _ in rows
         ),
         database_time,
     )

@@ -106,14 +106,16 @@ begin
     ), placed as (
         select l.*, row_number() over (partition by l.webhook_id) = 1 as leads from leased l
     )
-    -- what is the same for all of a webhook is told once
-    select p.delivery_id, p.attempts, e.id, e.body, p.webhook_id, case when p.leads then w.url end,
-        case when p.leads then array(select s.key_id from webhook_secrets s where s.webhook_id = w.id
-            and (s.valid_until is null or s.valid_until > moment) order by s.created_at desc) end,
-        case when p.leads then array(select s.sealed from webhook_secrets s where s.webhook_id = w.id
-            and (s.valid_until is null or s.valid_until > moment) order by s.created_at desc) end,
-        moment
-    from placed p join events e on e.seq = p.event_seq left join webhooks w on p.leads and w.id = p.webhook_id;
+    -- What is the same for all of a webhook is told once, with the first of its deliveries.
+    select p.delivery_id, p.attempts, e.id, e.body, p.webhook_id, lead.url, lead.key_ids, lead.sealed, lead.claimed_at
+    from placed p join events e on e.seq = p.event_seq left join lateral (
+        select w.url, moment as claimed_at,
+            array(select s.key_id from webhook_secrets s where s.webhook_id = w.id
+                and (s.valid_until is null or s.valid_until > moment) order by s.created_at desc) as key_ids,
+            array(select s.sealed from webhook_secrets s where s.webhook_id = w.id
+                and (s.valid_until is null or s.valid_until > moment) order by s.created_at desc) as sealed
+        from webhooks w where p.leads and w.id = p.webhook_id
+    ) lead on true;
 end $$;
 
 grant select, insert, delete on queue to vaultevents_api;
