@@ -275,28 +275,31 @@ async def _keep_streaks(
             present[webhook_id] = Streak()
         else:
             present[webhook_id] = failed(present.get(webhook_id, Streak()), settlement.started_at, now, parking)
-    notices = []
-    for webhook_id, (old, warned) in streaks.items():
-        new = present[webhook_id]
-        if new == old:
-            continue
-        warn = should_warn(new, now)
-        if new.parks > old.parks:
-            notices.append(Notice("parked", webhook_id, new))
-        if warn and not warned:
-            notices.append(Notice("failing", webhook_id, new))
+    changed = {one: new for one, new in present.items() if one in streaks and new != streaks[one][0]}
+    warned = {webhook_id for webhook_id, new in changed.items() if should_warn(new, now)}
+    if changed:
         await connection.execute(
-            "update webhooks set failures = $2, first_failure_at = $3, last_failure_at = $4, parks = $5,"
-            " parked_until = $6, warned_at = case when $7 then coalesce(warned_at, db_now()) end where id = $1",
-            webhook_id,
-            new.failures,
-            new.first_failure_at,
-            new.last_failure_at,
-            new.parks,
-            new.parked_until,
-            warn,
+            _KEEP,
+            list(changed),
+            [new.failures for new in changed.values()],
+            [new.first_failure_at for new in changed.values()],
+            [new.last_failure_at for new in changed.values()],
+            [new.parks for new in changed.values()],
+            [new.parked_until for new in changed.values()],
+            [webhook_id in warned for webhook_id in changed],
         )
-    return notices
+    parked = [Notice("parked", one, new) for one, new in changed.items() if new.parks > streaks[one][0].parks]
+    return parked + [Notice("failing", one, changed[one]) for one in sorted(warned) if not streaks[one][1]]
+
+
+_KEEP = """
+update webhooks w set failures = n.failures, first_failure_at = n.first_failure_at,
+    last_failure_at = n.last_failure_at, parks = n.parks, parked_until = n.parked_until,
+    warned_at = case when n.warned then coalesce(w.warned_at, db_now()) end
+from unnest($1::text[], $2::integer[], $3::timestamptz[], $4::timestamptz[], $5::integer[], $6::timestamptz[],
+    $7::boolean[]) as n (id, failures, first_failure_at, last_failure_at, parks, parked_until, warned)
+where w.id = n.id
+"""
 
 
 async def _disable_failing(database: Database, webhook_id: str) -> Notice | None:
