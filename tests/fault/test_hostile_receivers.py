@@ -12,12 +12,12 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from conftest import fresh_schema
 from embedded_user import postmaster, supervisor
 from integration.test_dispatcher import bodies, dispatching, subscribe, until
 from store_stories import KEY, assert_ledger, commit, funding, rows, simple_world, values, webhook
@@ -30,7 +30,7 @@ from vaultevents.dispatch.sender import Sender
 from vaultevents.egress import Guard
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
-from vaultevents.store.pool import Database
+from vaultevents.store.pool import Database, open_database
 
 pytestmark = pytest.mark.fault
 
@@ -307,7 +307,8 @@ async def test_what_receivers_answered_while_the_database_was_away_is_kept(
     await receivers.start()
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(receivers.stop)
-        database = await stack.enter_async_context(fresh_schema(address))
+        database = await open_database(address.connect_kwargs(), schema=f"t_{uuid4().hex}")
+        stack.push_async_callback(database.close)
         box = await simple_world(database)
         hook = await subscribe(database, receivers, "hook")
         await commit(box, *(funding(number) for number in range(300)))
