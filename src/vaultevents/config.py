@@ -48,6 +48,7 @@ PATHS = (
     "data_dir",
     "master_key_file",
     "master_key_previous_file",
+    "operator_secret_file",
     "delivery.ca_file",
     "api.certificate_file",
     "api.key_file",
@@ -214,6 +215,12 @@ class ApiSettings(Section):
         return self
 
 
+class OperatorSettings(Section):
+    """Where notices for the operator are posted; the secret that signs them is `operator_secret`."""
+
+    webhook_url: Url | None = None
+
+
 class LogSettings(Section):
     """What is logged, and how."""
 
@@ -243,12 +250,15 @@ class Settings(BaseSettings):
     master_key_file: FilePath | None = None
     master_key_previous: SecretStr | None = None
     master_key_previous_file: FilePath | None = None
+    operator_secret: SecretStr | None = None
+    operator_secret_file: FilePath | None = None
     execution: ExecutionSettings = ExecutionSettings()
     beacon: BeaconSettings = BeaconSettings()
     reports: ReportSettings = ReportSettings()
     contracts: ContractSettings = ContractSettings()
     delivery: DeliverySettings = DeliverySettings()
     api: ApiSettings = ApiSettings()
+    operator: OperatorSettings = OperatorSettings()
     log: LogSettings = LogSettings()
 
     @property

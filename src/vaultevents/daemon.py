@@ -22,9 +22,11 @@ from vaultevents.api.server import serve as answer
 from vaultevents.chain.execution import ExecutionChain
 from vaultevents.config import Settings
 from vaultevents.core.errors import ConfigError, DatabaseUnavailable, SourceUnavailable, VaulteventsError
+from vaultevents.core.sealing import Secret
 from vaultevents.core.streaks import Parking
 from vaultevents.core.tokens import TokenRules
 from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
+from vaultevents.dispatch.notifier import Notifier, OperatorWebhook
 from vaultevents.dispatch.sender import Sender
 from vaultevents.egress import Guard
 from vaultevents.opening import (
@@ -35,6 +37,7 @@ from vaultevents.opening import (
     open_hash_key,
     open_sources,
     open_store,
+    operator_webhook,
     service_clock,
     switched_off,
     url_rules,
@@ -73,6 +76,7 @@ async def serve(
     """
     head_policy(settings)
     check_authority(settings)
+    operator = operator_webhook(settings)
     async with AsyncExitStack() as stack:
         listener = _listener(settings, only)
         if listener is not None:
@@ -84,6 +88,7 @@ async def serve(
         keepers.append(group.create_task(_keep_time(store.database, clock)))
         watching = group.create_task(_watch(settings, store, clock, on_advance)) if "watch" in only else None
         dispatching = group.create_task(_dispatch(settings, store, clock, stop)) if "dispatch" in only else None
+        telling = group.create_task(_tell(settings, store, clock, operator, stop)) if "dispatch" in only else None
         answering = group.create_task(_answer(settings, store, clock, listener, stop)) if listener else None
         if watching is not None:
             for setting, never in switched_off(settings).items():
@@ -94,7 +99,7 @@ async def serve(
         log.info("stopping")
         if watching is not None:
             watching.cancel()
-        for draining in (dispatching, answering):
+        for draining in (dispatching, telling, answering):
             if draining is not None:
                 await draining
         for keeper in keepers:
@@ -128,12 +133,6 @@ async def _ask_locator(settings: Settings, chain: ExecutionChain) -> None:
 
 async def _dispatch(settings: Settings, store: Store, clock: ServiceClock, stop: asyncio.Event) -> None:
     delivery = settings.delivery
-    sender = Sender(
-        Guard(url_rules(settings)),
-        ca_file=delivery.ca_file,
-        connect_timeout_s=delivery.connect_timeout_s,
-        total_timeout_s=delivery.timeout_s,
-    )
     options = DispatchOptions(
         schedule_s=delivery.schedule,
         concurrency=_files_allow(delivery.concurrency),
@@ -148,7 +147,7 @@ async def _dispatch(settings: Settings, store: Store, clock: ServiceClock, stop:
         drain_s=delivery.timeout_s + 5,
         plain_header=delivery.plain_signature_header,
     )
-    async with sender:
+    async with _sender(settings) as sender:
         rng = random.SystemRandom()
         keys = {key.id: key for key in store.key.known}
         await Dispatcher(store.database, sender, keys, clock, options, rng).run(stop)
@@ -158,6 +157,32 @@ def collect_less() -> None:
     """Keeps the garbage collector from looking again and again at what a process has for good: a tenth of its CPU."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+async def _tell(
+    settings: Settings,
+    store: Store,
+    clock: ServiceClock,
+    operator: tuple[str, Secret] | None,
+    stop: asyncio.Event,
+) -> None:
+    """Notices for the operator, over connections of their own."""
+    delivery = settings.delivery
+    webhook = None if operator is None else OperatorWebhook(*operator)
+    async with _sender(settings) as sender:
+        rng = random.SystemRandom()
+        notifier = Notifier(store.database, sender, clock, webhook, delivery.schedule, rng, lease_s=delivery.lease_s)
+        await notifier.run(stop)
+
+
+def _sender(settings: Settings) -> Sender:
+    delivery = settings.delivery
+    return Sender(
+        Guard(url_rules(settings)),
+        ca_file=delivery.ca_file,
+        connect_timeout_s=delivery.connect_timeout_s,
+        total_timeout_s=delivery.timeout_s,
+    )
 
 
 def _files_allow(concurrency: int) -> int:

@@ -24,9 +24,10 @@ from vaultevents.config import NEW_KEY_VARIABLE, Settings
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import ConfigError, DatabaseUnavailable, DatabaseUnusable, InputError, WrongNetwork
 from vaultevents.core.events import EVENT_TYPES, ReportUpdateAvailable
-from vaultevents.core.sealing import KEY_BYTES, NONCE_BYTES, HashKey, MasterKey, parse_master_key
+from vaultevents.core.sealing import KEY_BYTES, NONCE_BYTES, HashKey, MasterKey, Secret, parse_master_key
+from vaultevents.core.signing import check_secret
 from vaultevents.core.units import Address, checksum
-from vaultevents.core.webhooks import UrlRules
+from vaultevents.core.webhooks import UrlRules, check_url
 from vaultevents.egress import Guard
 from vaultevents.store.apikeys import hash_key
 from vaultevents.store.clock import ServiceClock
@@ -437,6 +438,33 @@ def check_authority(settings: Settings) -> None:
 def url_rules(settings: Settings) -> UrlRules:
     """Which URLs webhooks may have, by the operator's settings (D10)."""
     return UrlRules(settings.delivery.ports, settings.delivery.allow, settings.delivery.deny)
+
+
+def operator_webhook(settings: Settings) -> tuple[str, Secret] | None:
+    """Where notices are posted, and the secret that signs them; raises `ConfigError` for one without the other."""
+    url, path = settings.operator.webhook_url, settings.operator_secret_file
+    if url is None:
+        return None
+    if settings.operator_secret is None and path is None:
+        raise ConfigError(
+            "operator.webhook_url needs a secret that signs what is posted there: set VAULTEVENTS_OPERATOR_SECRET or "
+            "operator_secret_file to whsec_ and 32 random bytes in base64 ('openssl rand -base64 32')"
+        )
+    try:
+        checked = check_url(url.get_secret_value(), url_rules(settings))
+    except InputError as error:
+        raise ConfigError(f"operator.webhook_url: {error}") from None
+    try:
+        if settings.operator_secret is not None:
+            return checked, Secret(check_secret(settings.operator_secret.get_secret_value()))
+        assert path is not None
+        return checked, Secret(check_secret(path.read_text(encoding="ascii")))
+    except OSError as error:
+        raise ConfigError(f"cannot read operator_secret_file {path} ({error.strerror}): make it readable") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} holds no secret: write whsec_ and 32 random bytes in base64 into it") from None
+    except ConfigError as problem:
+        raise ConfigError(f"the operator's secret is not usable: {problem}") from None
 
 
 async def open_hash_key(store: Store) -> HashKey:

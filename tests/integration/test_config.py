@@ -53,7 +53,7 @@ def test_every_default_that_a_shipped_file_shows_is_the_default(tmp_path: Path, 
     """Lines such as `# batch_size = 100` may be uncommented without changing anything; examples are marked by words."""
     examples = (
         *("data_dir", "database_url", "master_key_file", "allow", "ca_file", "plain_signature_header"),
-        *("certificate_file", "key_file", "public_origins", "trusted_proxies"),
+        *("certificate_file", "key_file", "public_origins", "trusted_proxies", "operator_secret_file", "webhook_url"),
     )
     shown = []
     for line in (SHIPPED / f"{network}.toml").read_text().splitlines():

@@ -25,7 +25,7 @@ from store_stories import (
     webhook,
 )
 from vaultevents.store import customers
-from vaultevents.store.deliveries import Delivery, Notice, Settled, next_due_s, settle
+from vaultevents.store.deliveries import Delivery, Settled, next_due_s, settle
 from vaultevents.store.pool import Database
 
 pytestmark = pytest.mark.integration
@@ -44,8 +44,10 @@ async def succeed(database: Database, deliveries: Iterable[Delivery]) -> Settled
     return await settle(database, [settlement(one) for one in deliveries])
 
 
-def kinds(notices: Iterable[Notice]) -> list[str]:
-    return [notice.kind for notice in notices]
+async def told(database: Database) -> list[tuple[str, str | None, int]]:
+    """The notices for the operator so far: kind, reason and count, oldest first."""
+    found = await rows(database, "select kind, reason, count from notices order by created_at, kind")
+    return [(row["kind"], row["reason"], row["count"]) for row in found]
 
 
 async def claimed(database: Database, limit: int = 500, per_webhook: int = 10) -> tuple[Delivery, ...]:
@@ -90,9 +92,9 @@ async def test_first_attempts_never_wait_behind_retries(any_database: Database) 
 async def test_after_five_failures_in_a_row_one_is_tried_after_each_pause(any_database: Database) -> None:
     outbox, dead = await some_deliveries(any_database, 8)
     healthy = await webhook(any_database)
-    assert kinds((await fail(any_database, await claimed(any_database, 4))).notices) == []
+    assert (await fail(any_database, await claimed(any_database, 4))).parked == ()
     last = await fail(any_database, await claimed(any_database, 1))
-    assert kinds(last.notices) == ["parked"]
+    assert [one.webhook_id for one in last.parked] == [dead.id]
     assert await claimed(any_database) == ()
     await commit(outbox, funding(60))
     assert [one.webhook_id for one in await claimed(any_database)] == [healthy.id]
@@ -106,7 +108,7 @@ async def test_after_five_failures_in_a_row_one_is_tried_after_each_pause(any_da
         await shift_clock(any_database, at_s)
         probe = [one for one in await claimed(any_database) if one.webhook_id == dead.id]
         assert len(probe) == 1
-        assert kinds((await fail(any_database, probe, after_s=1.0)).notices) == ["parked"]
+        assert len((await fail(any_database, probe, after_s=1.0)).parked) == 1
     await assert_ledger(any_database)
 
 
@@ -124,19 +126,21 @@ async def test_a_success_ends_the_streak_and_releases_all(any_database: Database
 
 async def test_ten_failures_at_once_park_once(any_database: Database) -> None:
     await some_deliveries(any_database, 12)
-    assert kinds((await fail(any_database, await claimed(any_database))).notices) == ["parked"]
+    assert len((await fail(any_database, await claimed(any_database))).parked) == 1
     assert await values(any_database, "select parks from webhooks") == [1]
 
 
 async def test_a_receiver_that_is_down_for_five_days_is_switched_off_and_loses_nothing(any_database: Database) -> None:
     outbox, one = await some_deliveries(any_database, 30)
-    told: list[tuple[int, str]] = []
+    heard_at: dict[int, list[tuple[str, str | None, int]]] = {}
     for hour in range(8 * 24):
         await shift_clock(any_database, hour * HOUR_S)
         if found := await claimed(any_database):
-            notices = (await fail(any_database, found)).notices
-            told += [(hour, notice.kind) for notice in notices if notice.kind != "parked"]
-    assert told == [(60, "failing"), (120, "disabled")]
+            before = await told(any_database)
+            await fail(any_database, found)
+            if new := (await told(any_database))[len(before) :]:
+                heard_at[hour] = new
+    assert heard_at == {60: [("webhook_failing", None, 1)], 120: [("webhook_disabled", "failing", 1)]}
     (stored,) = await rows(any_database, "select active, disabled_reason from webhooks")
     assert stored == {"active": False, "disabled_reason": "failing"}
     assert await states(any_database) == {"parked": 30}
@@ -149,7 +153,23 @@ async def test_a_receiver_that_is_down_for_five_days_is_switched_off_and_loses_n
         await succeed(any_database, found)
     assert await states(any_database) == {"delivered": 30}
     assert await values(any_database, "select distinct failures from webhooks") == [0]
+    assert (await told(any_database))[2:] == [("webhook_enabled", None, 1)]
     await assert_ledger(any_database)
+
+
+async def test_an_operator_hears_of_exhausted_deliveries_once_a_batch(any_database: Database) -> None:
+    _, one = await some_deliveries(any_database, 7)
+    first = await claimed(any_database, 4)
+    await settle(any_database, [settlement(each, "exhausted", 500) for each in first])
+    assert await told(any_database) == [("delivery_exhausted", None, 4)]
+    assert await values(any_database, "select webhook_id from notices") == [one.id]
+    (other,) = await claimed(any_database, 1)
+    await shift_clock(any_database, 120)
+    (again,) = [each for each in await claimed(any_database) if each.id == other.id]
+    assert (await settle(any_database, [settlement(other, "exhausted", 500)])).held == 0
+    assert len(await told(any_database)) == 1, "who lost the lease invents nothing"
+    await settle(any_database, [settlement(again, "exhausted", 500)])
+    assert (await told(any_database))[1:] == [("delivery_exhausted", None, 1)]
 
 
 async def test_sporadic_failures_never_switch_off(any_database: Database) -> None:
@@ -160,7 +180,7 @@ async def test_sporadic_failures_never_switch_off(any_database: Database) -> Non
         await shift_clock(any_database, hour * HOUR_S)
         await commit(outbox, funding(1000 + hour))
         first, *others = await claimed(any_database)
-        assert kinds((await fail(any_database, [first])).notices) == []
+        assert (await fail(any_database, [first])).parked == ()
         failures += 1
         await succeed(any_database, others)
     assert failures == 8 * 24

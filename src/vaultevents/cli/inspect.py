@@ -172,6 +172,8 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         say(f"off         {', '.join(never)}: {setting} is empty")
     if facts.pending_reports:
         say(f"reports     {facts.pending_reports} wait for their files: see 'vaultevents report show'")
+    if facts.notices_waiting:
+        say(f"notices     {facts.notices_waiting} wait to be told: see 'Notices' in docs/operations.md")
 
 
 async def _status(settings: Settings) -> tuple[overview.Overview, int | str]:

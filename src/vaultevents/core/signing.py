@@ -41,6 +41,21 @@ def _key(secret_text: str) -> bytes:
     return key
 
 
+def check_secret(text: str) -> str:
+    """A secret that somebody else made, without white space around it; raises `ConfigError`, which never quotes it.
+
+    Standard Webhooks asks for 24 to 64 random bytes.
+    """
+    text = text.strip()
+    try:
+        length = len(_key(text)) if text.startswith(SECRET_PREFIX) else 0
+    except ValueError:
+        length = 0
+    if not 24 <= length <= 64:
+        raise ConfigError(f"write {SECRET_PREFIX} and then 24 to 64 random bytes in base64 ('openssl rand -base64 32')")
+    return text
+
+
 def sign(secret_texts: Sequence[str], webhook_id: str, timestamp_s: int, body: bytes) -> str:
     """The value of `webhook-signature`: one `v1,<base64>` per valid secret, newest first, separated by spaces.
 

@@ -28,7 +28,7 @@ from vaultevents.core.streaks import DEFAULT_PARKING, Parking
 from vaultevents.dispatch.sender import Reply, Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.store.clock import ServiceClock
-from vaultevents.store.deliveries import AttemptState, Delivery, Notice, Settlement, claim, next_due_s, settle
+from vaultevents.store.deliveries import AttemptState, Delivery, Parked, Settlement, claim, next_due_s, settle
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Database
 
 log = structlog.get_logger("dispatch")
@@ -230,8 +230,8 @@ class Dispatcher:
             log.info("attempts_settled", **Counter(str(one.state) for one in batch))
             if settled.held < len(batch):
                 log.warning("leases_lost", attempts=len(batch) - settled.held)
-            for notice in settled.notices:
-                _tell(notice)
+            for parked in settled.parked:
+                _tell(parked)
             self._in_flight -= len(batch)
             self._wake.set()
 
@@ -247,17 +247,15 @@ class Dispatcher:
         self._wake.set()
 
 
-def _tell(notice: Notice) -> None:
-    """Says what an operator should know, and what to do."""
-    streak = notice.streak
-    facts = {"webhook_id": notice.webhook_id, "failures": streak.failures, "failing_since": streak.first_failure_at}
-    match notice.kind:
-        case "parked":
-            log.info("webhook_parked", until=streak.parked_until, **facts)
-        case "failing":
-            log.warning("webhook_failing", advice="tell its owner: it is switched off at twice this time", **facts)
-        case "disabled":
-            log.warning("webhook_disabled", advice="its owner can switch it on again; nothing is lost", **facts)
+def _tell(parked: Parked) -> None:
+    streak = parked.streak
+    log.info(
+        "webhook_parked",
+        webhook_id=parked.webhook_id,
+        until=streak.parked_until,
+        failures=streak.failures,
+        failing_since=streak.first_failure_at,
+    )
 
 
 def _settlement(

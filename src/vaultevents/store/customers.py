@@ -15,6 +15,7 @@ from vaultevents.core.errors import VaulteventsError
 from vaultevents.core.sealing import MasterKey, Secret, open_sealed, seal
 from vaultevents.core.webhooks import Webhook
 from vaultevents.store.mutations import Change
+from vaultevents.store.notices import Notice, record
 from vaultevents.store.pool import Connection
 from vaultevents.store.rotation import answer_aad
 from vaultevents.store.webhooks import (
@@ -161,6 +162,8 @@ async def amend(change: Change, webhook_id: str, fields: dict[str, Any]) -> Stor
     )
     if old.webhook.active and not new["active"]:
         await park_pending(connection, webhook_id)
+    if new["active"] and not old.webhook.active:
+        await record(connection, [Notice("webhook_enabled", webhook_id)])
     await record_revision(connection, webhook_id)
     return await find(connection, account_id, webhook_id)
 

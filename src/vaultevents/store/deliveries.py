@@ -15,6 +15,7 @@ from uuid import UUID
 from vaultevents.core.streaks import DEFAULT_PARKING, Parking, Streak, failed, should_disable, should_warn
 from vaultevents.core.timing import NO_TIMING, Timing
 from vaultevents.store.cursors import lock_registry
+from vaultevents.store.notices import Notice, record
 from vaultevents.store.pool import Connection, Database, Record
 from vaultevents.store.webhooks import disable_webhook
 
@@ -112,20 +113,19 @@ def _target(row: Record) -> Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
-    """What an operator should know: a webhook is `parked`, `failing` (at half time before it is off), `disabled`."""
+class Parked:
+    """A webhook that gets nothing until `streak.parked_until`, and what cost it that."""
 
-    kind: Literal["parked", "failing", "disabled"]
     webhook_id: str
     streak: Streak
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """How many leases were still held, and what became of the webhooks."""
+    """How many leases were still held, and which webhooks were parked now."""
 
     held: int
-    notices: tuple[Notice, ...] = ()
+    parked: tuple[Parked, ...] = ()
 
 
 async def settle(database: Database, settlements: Sequence[Settlement], parking: Parking = DEFAULT_PARKING) -> Settled:
@@ -165,12 +165,15 @@ async def settle(database: Database, settlements: Sequence[Settlement], parking:
         held = [settlement for settlement in settlements if settlement.delivery.id in ids]
         for webhook_id, seconds in sorted(_pauses(held).items()):
             await connection.execute(_PAUSE, webhook_id, seconds)
-        notices = await _keep_streaks(connection, streaks, held, now, parking)
+        changed = await _keep_streaks(connection, streaks, held, now, parking)
+        exhausted = [Notice("delivery_exhausted", one.delivery.webhook_id) for one in held if one.state == "exhausted"]
+        await record(connection, exhausted)
         for webhook_id in sorted({one.delivery.webhook_id for one in held if one.gone}):
             await disable_webhook(connection, webhook_id, "gone")
-    failing = sorted({notice.webhook_id for notice in notices if should_disable(notice.streak, now)})
-    disabled = [await _disable_failing(database, webhook_id) for webhook_id in failing]
-    return Settled(len(held), (*notices, *(notice for notice in disabled if notice is not None)))
+    for webhook_id in sorted(one for one, streak in changed.items() if should_disable(streak, now)):
+        await _disable_failing(database, webhook_id)
+    parked = [Parked(one, new) for one, new in changed.items() if new.parks > streaks[one][0].parks]
+    return Settled(len(held), tuple(parked))
 
 
 async def _lock_scheduled(connection: Connection, ordered: Sequence[Settlement]) -> set[int]:
@@ -266,8 +269,8 @@ async def _keep_streaks(
     settlements: Iterable[Settlement],
     now: datetime,
     parking: Parking,
-) -> list[Notice]:
-    """Counts failures, forgets them at a success, and tells what an operator should know."""
+) -> dict[str, Streak]:
+    """Counts failures, forgets them at a success, and records whom to warn of; the streaks that changed."""
     present = {webhook_id: streak for webhook_id, (streak, _) in streaks.items()}
     for settlement in settlements:
         webhook_id = settlement.delivery.webhook_id
@@ -288,8 +291,8 @@ async def _keep_streaks(
             [new.parked_until for new in changed.values()],
             [webhook_id in warned for webhook_id in changed],
         )
-    parked = [Notice("parked", one, new) for one, new in changed.items() if new.parks > streaks[one][0].parks]
-    return parked + [Notice("failing", one, changed[one]) for one in sorted(warned) if not streaks[one][1]]
+        await record(connection, [Notice("webhook_failing", one) for one in sorted(warned) if not streaks[one][1]])
+    return changed
 
 
 _KEEP = """
@@ -302,17 +305,15 @@ where w.id = n.id
 """
 
 
-async def _disable_failing(database: Database, webhook_id: str) -> Notice | None:
+async def _disable_failing(database: Database, webhook_id: str) -> None:
     """Switches a webhook off whose failures have lasted (D7), unless somebody was quicker or it succeeded meanwhile."""
     async with database.transaction() as connection:
         await lock_registry(connection)
         row = await connection.fetchrow(
             "select *, db_now() as now from webhooks where id = $1 and active for no key update", webhook_id
         )
-        if row is None or not should_disable(streak := _streak(row), row["now"]):
-            return None
-        await disable_webhook(connection, webhook_id, "failing")
-        return Notice("disabled", webhook_id, streak)
+        if row is not None and should_disable(_streak(row), row["now"]):
+            await disable_webhook(connection, webhook_id, "failing")
 
 
 async def next_due_s(database: Database, per_webhook: int = 10) -> float | None:

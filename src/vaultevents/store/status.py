@@ -34,6 +34,7 @@ class Overview:
     deliveries: dict[str, int]
     oldest_pending_s: float | None
     pending_reports: int
+    notices_waiting: int
     discovery_problem: str | None
     cursors: tuple[CursorFacts, ...]
 
@@ -53,6 +54,7 @@ async def read(database: Database) -> Overview:
             " (select extract(epoch from db_now() - min(created_at))::float8 from deliveries"
             "  where state = 'scheduled') as oldest_pending_s,"
             " (select count(*) from reports where state = 'pending') as pending_reports,"
+            " (select count(*) from notices where finished_at is null) as notices_waiting,"
             " (select problem from discovery where not exists"
             "  (select 1 from cursors where stream = 'validators' and kind = 'live')) as discovery_problem"
         )

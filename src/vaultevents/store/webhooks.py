@@ -12,6 +12,7 @@ from vaultevents.core.sealing import MasterKey, Secret, seal
 from vaultevents.core.webhooks import Webhook
 from vaultevents.store.accounts import require_account
 from vaultevents.store.cursors import lock_registry
+from vaultevents.store.notices import Notice, Reason, record
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
 
 OVERLAP_S: Final = 24 * 3600.0
@@ -172,7 +173,7 @@ async def replace_secret(
     return until
 
 
-async def disable_webhook(connection: Connection, webhook_id: str, why: str) -> None:
+async def disable_webhook(connection: Connection, webhook_id: str, why: Reason) -> None:
     """Switches a webhook off and parks what is pending for it (D3, D7). The registry must be locked."""
     done = await connection.execute(
         "update webhooks set active = false, disabled_reason = $2 where id = $1 and active", webhook_id, why
@@ -181,6 +182,7 @@ async def disable_webhook(connection: Connection, webhook_id: str, why: str) -> 
         return
     await park_pending(connection, webhook_id)
     await record_revision(connection, webhook_id)
+    await record(connection, [Notice("webhook_disabled", webhook_id, why)])
 
 
 async def park_pending(connection: Connection, webhook_id: str) -> None:

@@ -1,0 +1,117 @@
+"""What an operator must hear: recorded in the transaction of the change, told once, posted at least once (D7, A5)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal
+from uuid import UUID
+
+from vaultevents.store.pool import Connection, Database
+
+KEPT_DAYS: Final = 30
+
+Kind = Literal["webhook_failing", "webhook_disabled", "delivery_exhausted", "webhook_enabled"]
+Reason = Literal["failing", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something happened to a webhook; only `webhook_disabled` has a `reason`."""
+
+    kind: Kind
+    webhook_id: str
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedNotice:
+    """A notice leased to the caller. `attempt` counts from 1, `count` the deliveries that it speaks of."""
+
+    id: UUID
+    lease: UUID
+    attempt: int
+    kind: Kind
+    reason: Reason | None
+    count: int
+    account_id: str
+    webhook_id: str
+    failures: int
+    failing_since: datetime | None
+    created_at: datetime
+
+
+async def record(connection: Connection, notices: Sequence[Notice]) -> None:
+    """Keeps the notices, with the failures of each webhook as this transaction leaves them.
+
+    Call it in the transaction of the change and after it. Equal ones are folded into one with their count.
+    """
+    folded = Counter(notices)
+    if folded:
+        await connection.execute(
+            _RECORD,
+            [notice.kind for notice in folded],
+            [notice.webhook_id for notice in folded],
+            [notice.reason for notice in folded],
+            list(folded.values()),
+        )
+
+
+_RECORD = """
+insert into notices (kind, webhook_id, reason, count, failures, failing_since)
+select n.kind, n.webhook_id, n.reason, n.count, w.failures, w.first_failure_at
+from unnest($1::text[], $2::text[], $3::text[], $4::integer[]) as n (kind, webhook_id, reason, count)
+join webhooks w on w.id = n.webhook_id
+"""
+
+
+async def claim_notices(database: Database, limit: int, lease: UUID, lease_s: float) -> list[ClaimedNotice]:
+    """Up to `limit` due notices, oldest first, leased to the caller for `lease_s` seconds; others' are skipped."""
+    async with database.transaction() as connection:
+        rows = await connection.fetch(_CLAIM, limit, lease, lease_s)
+    return [ClaimedNotice(lease=lease, **row) for row in rows]
+
+
+_CLAIM = """
+with due as (
+    select id from notices where finished_at is null and due_at <= db_now()
+    order by due_at limit $1 for update skip locked
+)
+update notices n set lease = $2, attempts = n.attempts + 1, due_at = db_now() + make_interval(secs => $3)
+from due, webhooks w where n.id = due.id and w.id = n.webhook_id
+returning n.id, n.attempts as attempt, n.kind, n.reason, n.count, w.account_id, n.webhook_id, n.failures,
+    n.failing_since, n.created_at
+"""
+
+
+async def finish(database: Database, notice: ClaimedNotice, *, sent: bool) -> None:
+    """Nothing more is to be done for it. Changes nothing without the lease."""
+    async with database.transaction() as connection:
+        await connection.execute(
+            "update notices set finished_at = db_now(), sent = $3, lease = null where id = $1 and lease = $2",
+            notice.id,
+            notice.lease,
+            sent,
+        )
+
+
+async def postpone(database: Database, notice: ClaimedNotice, after_s: float) -> None:
+    """It is due again in `after_s` seconds. Changes nothing without the lease."""
+    async with database.transaction() as connection:
+        await connection.execute(
+            "update notices set due_at = db_now() + make_interval(secs => $3), lease = null"
+            " where id = $1 and lease = $2",
+            notice.id,
+            notice.lease,
+            after_s,
+        )
+
+
+async def forget(database: Database) -> None:
+    """Removes what was finished 30 days ago."""
+    async with database.transaction() as connection:
+        await connection.execute(
+            "delete from notices where finished_at < db_now() - make_interval(days => $1)", KEPT_DAYS
+        )
