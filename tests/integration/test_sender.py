@@ -7,13 +7,14 @@ import contextlib
 import gzip
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+import uvloop
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -21,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from vaultevents.core.webhooks import UrlRules, parse_allow
+from vaultevents.dispatch import sender as sender_module
 from vaultevents.dispatch.sender import EXCERPT_CHARS, Reply, Sender
 from vaultevents.egress import Guard
 
@@ -485,3 +487,183 @@ async def test_a_hanging_receiver_holds_up_nobody_else(authority: Authority) -> 
         assert {reply.status for reply in replies} == {200}
         assert not any(task.done() for task in stuck)
         assert {(await task).error for task in stuck} == {"timeout"}
+
+
+LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+
+
+def on(loop: Callable[[], asyncio.AbstractEventLoop], story: Coroutine[None, None, None]) -> None:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(story)
+
+
+@LOOPS
+def test_attempts_that_share_connections_each_get_a_reply(
+    loop: Callable[[], asyncio.AbstractEventLoop], authority: Authority
+) -> None:
+    async def story() -> None:
+        async with receiving(OK, authority.server(NAME)) as receiver, sender(authority) as sending:
+
+            async def stream() -> list[Reply]:
+                return [await sending.send(receiver.url, BODY, HEADERS) for _ in range(20)]
+
+            # More streams than idle connections: a connection is taken again the moment it is free.
+            streams = await asyncio.gather(*(stream() for _ in range(20)))
+            assert {(one.status, one.error, one.excerpt) for some in streams for one in some} == {(200, None, "ok")}
+            assert len(receiver.requests) == 400
+            assert receiver.connections <= 20
+
+    on(loop, story())
+
+
+async def test_a_slow_phase_shows_in_its_own_field(authority: Authority) -> None:
+    async def slow(name: str) -> Sequence[str]:
+        await asyncio.sleep(0.1)
+        return ["127.0.0.1"]
+
+    async def late(writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.15)
+        writer.write(OK)
+
+    guard = Guard(LOOPBACK, lookup=slow)
+    async with receiving(late, authority.server(NAME)) as receiver, Sender(guard, ca_file=authority.ca_file) as sending:
+        fresh = (await sending.send(receiver.url, BODY, HEADERS)).timing
+        assert fresh.dns_ms is not None
+        assert fresh.connect_ms is not None
+        assert fresh.tls_ms is not None
+        assert fresh.first_byte_ms is not None
+        assert 95 <= fresh.dns_ms < 600
+        assert fresh.connect_ms < 90
+        assert 145 <= fresh.first_byte_ms < 600
+        reused = (await sending.send(receiver.url, BODY, HEADERS)).timing
+        assert (reused.dns_ms, reused.connect_ms, reused.tls_ms) == (None, None, None)
+        assert reused.first_byte_ms is not None
+
+
+async def test_a_kept_connection_that_ends_under_a_request_is_not_posted_to_again(authority: Authority) -> None:
+    async def once(writer: asyncio.StreamWriter) -> None:
+        if len(receiver.requests) == 2:
+            writer.transport.abort()
+        else:
+            writer.write(OK)
+
+    async with receiving(once, authority.server(NAME)) as receiver, sender(authority) as sending:
+        assert (await sending.send(receiver.url, BODY, HEADERS)).status == 200
+        assert (await sending.send(receiver.url, BODY, HEADERS)).error == "reset"
+        assert len(receiver.requests) == 2, "what was written may have arrived"
+
+
+async def test_a_connection_closed_while_idle_costs_no_attempt(authority: Authority) -> None:
+    async with receiving(OK, authority.server(NAME)) as receiver, sender(authority) as sending:
+        await sending.send(receiver.url, BODY, HEADERS)
+        for writer in receiver.open:
+            writer.transport.abort()
+        await asyncio.sleep(0.05)
+        assert (await sending.send(receiver.url, BODY, HEADERS)).status == 200
+        assert receiver.connections == 2
+
+
+async def test_an_idle_connection_is_let_go(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "KEEP_ALIVE_S", 0.1)
+    async with receiving(OK, authority.server(NAME)) as receiver, sender(authority) as sending:
+        await sending.send(receiver.url, BODY, HEADERS)
+        await asyncio.sleep(0.4)
+        await sending.send(receiver.url, BODY, HEADERS)
+        assert receiver.connections == 2
+
+
+async def test_idle_connections_are_bounded(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "IDLE_CONNECTIONS", 2)
+    together = asyncio.Barrier(5)
+
+    async def all_at_once(writer: asyncio.StreamWriter) -> None:
+        await together.wait()
+        writer.write(OK)
+
+    async with receiving(all_at_once, authority.server(NAME)) as receiver, sender(authority) as sending:
+        for opened in (5, 8):
+            await asyncio.gather(*(sending.send(receiver.url, BODY, HEADERS) for _ in range(5)))
+            assert receiver.connections == opened, "two of five are kept"
+
+
+async def test_a_cancelled_attempt_gives_up_its_connection(authority: Authority) -> None:
+    async def first_hangs(writer: asyncio.StreamWriter) -> None:
+        if len(receiver.requests) == 1:
+            await asyncio.sleep(3600)
+        writer.write(OK)
+
+    async with receiving(first_hangs, authority.server(NAME)) as receiver, sender(authority) as sending:
+        task = asyncio.create_task(sending.send(receiver.url, BODY, HEADERS))
+        await receiver.arrived(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await sending.send(receiver.url, BODY, HEADERS)).status == 200
+        assert receiver.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (OK + OK, 200),
+        (OK + b"H", 200),
+        (OK.replace(b"200 OK", b"200 OK\r\nConnection: close"), 200),
+        (OK.replace(b"1.1", b"1.0"), 200),
+        (OK.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n"), None),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 200),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 100 + OK, None),
+        (b"HTTP/1.1 101 X\r\n\r\n", 101),
+        (OK.replace(b"\r\n", b"\n"), None),
+    ],
+    ids=[
+        "second answer",
+        "one byte more",
+        "close",
+        "HTTP/1.0",
+        "two lengths",
+        "bad chunk",
+        "storm of 100",
+        "101",
+        "bare line feeds",
+    ],
+)
+async def test_an_answer_that_does_not_end_cleanly_costs_its_connection(
+    answer: bytes, status: int | None, authority: Authority
+) -> None:
+    async with receiving(answer, authority.server(NAME)) as receiver, sender(authority) as sending:
+        for opened in (1, 2):
+            reply = await sending.send(receiver.url, BODY, HEADERS)
+            assert (reply.status, reply.error) == (status, None if status else "protocol")
+            assert receiver.connections == opened
+            await asyncio.sleep(0.01)
+
+
+async def test_a_header_cannot_bring_another_line(authority: Authority) -> None:
+    async with receiving(OK, authority.server(NAME)) as receiver, sender(authority) as sending:
+        for value in ("a\r\nx-b: c", "a\nb", "a\rb", "a\0b"):
+            with pytest.raises(ValueError, match="line break"):
+                await sending.send(receiver.url, BODY, {"x-a": value})
+        assert receiver.connections == 0
+
+
+ANSWERS = {
+    "length": b"HTTP/1.1 429 X\r\nRetry-After: 120\r\nContent-Length: 5\r\n\r\nhello",
+    "chunked": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n",
+    "interim": b"HTTP/1.1 103 X\r\nLink: </a>\r\n\r\nHTTP/1.1 500 X\r\nContent-Length: 5\r\n\r\nhello",
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+async def test_an_answer_split_at_any_byte_is_the_same_reply(answer: bytes, authority: Authority) -> None:
+    async def split(writer: asyncio.StreamWriter) -> None:
+        cut = len(receiver.requests) - 1
+        writer.write(answer[:cut])
+        await writer.drain()
+        await asyncio.sleep(0.002)
+        writer.write(answer[cut:])
+
+    async with receiving(split, authority.server(NAME)) as receiver, sender(authority) as sending:
+        replies = [await sending.send(receiver.url, BODY, HEADERS) for _ in range(len(answer))]
+        assert len({(one.status, one.error, one.retry_after, one.excerpt) for one in replies}) == 1
+        assert replies[0].excerpt == "hello"
+        assert receiver.connections == 1

@@ -3,8 +3,8 @@
     idle ──post()──▶ waiting ──headers──▶ reading the body ──its end──▶ idle
                         └── anything else: closed, with what is known ──┘
 
-Everything that a receiver may send is bounded: 32 KiB of headers (interim answers among them), 64 lines of them,
-16 KiB of the body. What comes after the end of an answer belongs to none, so its connection is not used again.
+Everything that a receiver may send is bounded: 32 KiB of headers, 64 lines of them, 16 interim answers, 16 KiB of the
+body. What comes after the end of an answer belongs to none, so its connection is not used again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import httptools
 
 HEADERS_LIMIT_BYTES: Final = 32 * 1024
 HEADERS_LIMIT_LINES: Final = 64
+INTERIM_LIMIT: Final = 16
 BODY_LIMIT_BYTES: Final = 16 * 1024
 
 
@@ -55,7 +56,7 @@ class Connection(asyncio.Protocol):
         """Sends a whole request; the answer is there at the latest at `deadline_s` of the loop's clock."""
         self._answer = Answer()
         self._parser = httptools.HttpResponseParser(self)
-        self._header_bytes = self._header_lines = self._unparsed_bytes = 0
+        self._header_bytes = self._header_lines = self._unparsed_bytes = self._interim = 0
         self._in_body = self._ended = self._begun_again = False
         self._waiter = self._loop.create_future()
         self._timer = self._loop.call_at(deadline_s, self._expire)
@@ -155,6 +156,9 @@ class Connection(asyncio.Protocol):
             self._reusable = self._parser.should_keep_alive()
         else:
             self._answer.retry_after = None  # that of an interim answer
+            self._interim += 1
+            if self._interim > INTERIM_LIMIT:
+                raise Malformed("interim answers without end")
 
 
 class Pool:

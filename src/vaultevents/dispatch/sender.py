@@ -131,12 +131,15 @@ class Sender:
         return _Target(origin, head.encode("ascii"))
 
     async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """One attempt, over within the total deadline."""
+        """One attempt, over within the total deadline. A header with a line break is a `ValueError`."""
         started_s = self._clock()
         try:
             target = self._target(url)
         except InputError:
             return Reply(None, "refused_url", None, "", 0, None)
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        if "\0" in lines or lines.count("\r") != len(headers) or lines.count("\n") != len(headers):
+            raise ValueError("a header has a line break")
         timing = NO_TIMING
         connection = self._pool.take(target.origin)
         if connection is None:
@@ -144,7 +147,6 @@ class Sender:
                 connection, timing = await self._connect(target.origin, started_s)
             except _NotConnected as problem:
                 return Reply(None, problem.kind, None, "", round((self._clock() - started_s) * 1000), problem.address)
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         request = b"%scontent-length: %d\r\n%s\r\n%s" % (target.head, len(body), lines.encode("latin-1"), body)
         try:
             answer = await connection.post(request, started_s + self._total_timeout_s)
