@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,8 +30,21 @@ from store_stories import (
     values,
     webhook,
 )
+from vaultevents.core.streaks import Parking
 from vaultevents.core.webhooks import UrlRules, parse_allow
-from vaultevents.devnet.receivers import GONE, Behaviour, Hang, Hook, Receivers, Reply, always, in_turn, retry_after
+from vaultevents.devnet.receivers import (
+    GONE,
+    Behaviour,
+    Hang,
+    Hook,
+    Receivers,
+    Reply,
+    always,
+    in_turn,
+    per_event,
+    retry_after,
+)
+from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
 from vaultevents.dispatch.resender import Resender, ResendOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
@@ -364,3 +378,47 @@ async def test_the_ledger_catches_a_recovery_that_does_not_add_up(
     async with database.transaction() as connection:
         await connection.execute(damage)
         assert any(told in problem for problem in await ledger_problems(connection))
+
+
+async def test_resends_beside_the_dispatcher_lose_and_double_nothing(database: Database, receivers: Receivers) -> None:
+    """Every delivery fails, is retried and resent, at the same time: each ends once, and the queue is empty."""
+    box = await simple_world(database)
+    hook, made = await subscribe(database, receivers, per_event(Reply(500), Reply(500), Reply()))
+    await commit(box, *(funding(number) for number in range(60)))
+    event_ids = await deliveries_of(database, made.id)
+    options = DispatchOptions(schedule_s=(0.01,) * 9, per_webhook=20, parking=Parking(after=10**9))
+    async with Sender(Guard(LOOPBACK), ca_file=receivers.ca_path, total_timeout_s=5) as sender:
+        clock, stop = ServiceClock(await database.now()), asyncio.Event()
+        dispatching = Dispatcher(database, sender, {KEY.id: KEY}, clock, options, random.Random(1))
+        task = asyncio.create_task(dispatching.run(stop))
+        async with resending(database, receivers.ca_path, per_webhook=20):
+            for event_id in event_ids:
+                await resend(database, made, event_id)
+            await until_done(database)
+            async with asyncio.timeout(20):
+                while await states(database) != {"delivered": 60}:
+                    await asyncio.sleep(0.01)
+        stop.set()
+        await asyncio.wait_for(task, 30)
+    assert {one.webhook_id for one in hook.accepted} == set(event_ids)
+    assert await values(database, "select count(*)::int from queue") == [0]
+    await assert_ledger(database)
+
+
+async def test_without_its_queue_row_taken_out_a_resent_delivery_is_a_breach(
+    database: Database, receivers: Receivers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build that forgets the queue is caught."""
+
+    async def forget(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(resends, "_leave_queue", forget)
+    box = await simple_world(database)
+    _, made = await subscribe(database, receivers)
+    await commit(box, funding(1))
+    (event_id,) = await deliveries_of(database, made.id)
+    with pytest.raises(AssertionError, match="in the queue, but not scheduled"):
+        async with resending(database, receivers.ca_path):
+            await resend(database, made, event_id)
+            await until_done(database)

@@ -259,9 +259,9 @@ update webhooks set paused_until = greatest(paused_until, db_now() + make_interv
 async def _leave_queue(connection: Connection, accepted: Sequence[tuple[int, str]]) -> None:
     """Takes deliveries out of the queue that nobody is at; what is in flight stays, so that its result is kept."""
     await connection.execute(
-        "delete from queue q using (select d.webhook_id, d.id"
-        " from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id) join deliveries d using (event_seq, webhook_id)"
-        " ) done where q.webhook_id = done.webhook_id and q.delivery_id = done.id and q.lease is null",
+        "delete from queue q using unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id)"
+        " join deliveries d using (event_seq, webhook_id)"
+        " where q.webhook_id = d.webhook_id and q.delivery_id = d.id and q.lease is null",
         *_columns(accepted),
     )
 
