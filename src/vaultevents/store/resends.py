@@ -164,7 +164,7 @@ with recursive waiting as (
         order by r.webhook_id limit 1)
     from waiting where waiting.webhook_id is not null
 ), open as materialized (
-    select w.id, greatest($4 - (select count(*) from resends r where r.webhook_id = w.id and r.finished_at is null
+    select w.id, greatest($4 - (select count(*) from resends r where r.webhook_id = w.id
         and r.lease is not null and r.due_at > db_now()), 0) as free
     from waiting join webhooks w on w.id = waiting.webhook_id
     where w.deleted_at is null and (w.paused_until is null or w.paused_until <= db_now())

@@ -31,6 +31,7 @@ create table resends (
     check ((finished_at is null) = (started_at is null))
 );
 create index resends_waiting on resends (webhook_id, due_at, id) where finished_at is null;
+create index resends_leased on resends (webhook_id) where lease is not null;
 create index resends_of_event on resends (webhook_id, event_seq);
 
 alter table deliveries add recovered boolean not null default false;
