@@ -7,7 +7,7 @@ lease that ended is claimed again, so a crash repeats at most what was in flight
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -200,16 +200,15 @@ async def settle_resends(database: Database, results: Sequence[ResendResult]) ->
     """Writes what came of the attempts whose lease is still held; how many those are.
 
     A 2xx makes the delivery `delivered`, anything else leaves its state. An event without a delivery gets one, marked
-    as recovered: `delivered` or `exhausted`.
+    as recovered: `delivered` or `exhausted` (D11).
     """
     if not results:
         return 0
     async with database.transaction() as connection:
-        await (
-            connection.execute(  # first, as whoever parks, resumes or settles: none of them works on the same rows then
-                "select from webhooks where id = any($1) order by id for no key update",
-                sorted({one.resend.target.webhook_id for one in results if one.accepted or one.pause_s}),
-            )
+        # first, as whoever parks, resumes or schedules anew: none of them works on the same deliveries then
+        await connection.execute(
+            "select from webhooks where id = any($1) order by id for no key update",
+            sorted({one.resend.target.webhook_id for one in results if one.accepted or one.pause_s}),
         )
         rows = await connection.fetch(
             _SETTLE,
@@ -233,9 +232,9 @@ async def settle_resends(database: Database, results: Sequence[ResendResult]) ->
         of_events = [row for row in rows if row["event_seq"] is not None]
         accepted = {(row["event_seq"], row["webhook_id"]) for row in of_events if row["accepted"]}
         refused = {(row["event_seq"], row["webhook_id"]) for row in of_events} - accepted
-        await _finish(connection, sorted(accepted), "delivered")
-        await _finish(connection, sorted(refused), "exhausted")
-        await _leave_queue(connection, sorted(accepted))
+        for statement, deliveries in ((_LOCK, accepted), (_DELIVERED, accepted), (_EXHAUSTED, refused)):
+            await connection.execute(statement, *_columns(deliveries))
+        await _leave_queue(connection, accepted)
     return len(held)
 
 
@@ -256,7 +255,29 @@ update webhooks set paused_until = greatest(paused_until, db_now() + make_interv
 """
 
 
-async def _leave_queue(connection: Connection, accepted: Sequence[tuple[int, str]]) -> None:
+# In the order of the ids, as every settle: so they never wait in a circle.
+_LOCK = """
+select from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id) join deliveries d using (event_seq, webhook_id)
+order by d.id for update of d
+"""
+
+_DELIVERED = """
+insert into deliveries as d (event_seq, webhook_id, state, finished_at, recovered)
+select event_seq, webhook_id, 'delivered', db_now(), true
+from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id)
+on conflict (event_seq, webhook_id) do update set state = excluded.state, finished_at = excluded.finished_at
+where d.state <> 'delivered'
+"""
+
+_EXHAUSTED = """
+insert into deliveries (event_seq, webhook_id, state, finished_at, recovered)
+select event_seq, webhook_id, 'exhausted', db_now(), true
+from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id)
+on conflict (event_seq, webhook_id) do nothing
+"""
+
+
+async def _leave_queue(connection: Connection, accepted: Collection[tuple[int, str]]) -> None:
     """Takes deliveries out of the queue that nobody is at; what is in flight stays, so that its result is kept."""
     await connection.execute(
         "delete from queue q using unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id)"
@@ -266,18 +287,6 @@ async def _leave_queue(connection: Connection, accepted: Sequence[tuple[int, str
     )
 
 
-async def _finish(connection: Connection, deliveries: Sequence[tuple[int, str]], state: str) -> None:
-    """Gives the event a delivery where it has none; one that is there changes only to `delivered`."""
-    await connection.execute(
-        "insert into deliveries as d (event_seq, webhook_id, state, finished_at, recovered)"
-        " select event_seq, webhook_id, $3, db_now(), true"
-        " from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id) order by event_seq, webhook_id"
-        " on conflict (event_seq, webhook_id) do update set state = excluded.state, finished_at = excluded.finished_at"
-        " where excluded.state = 'delivered' and d.state <> 'delivered'",
-        *_columns(deliveries),
-        state,
-    )
-
-
-def _columns(deliveries: Sequence[tuple[int, str]]) -> tuple[list[int], list[str]]:
-    return [event_seq for event_seq, _ in deliveries], [webhook_id for _, webhook_id in deliveries]
+def _columns(deliveries: Collection[tuple[int, str]]) -> tuple[list[int], list[str]]:
+    ordered = sorted(deliveries)
+    return [event_seq for event_seq, _ in ordered], [webhook_id for _, webhook_id in ordered]
