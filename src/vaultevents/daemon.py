@@ -27,7 +27,9 @@ from vaultevents.core.streaks import Parking
 from vaultevents.core.tokens import TokenRules
 from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
 from vaultevents.dispatch.notifier import Notifier, OperatorWebhook
+from vaultevents.dispatch.resender import Resender, ResendOptions
 from vaultevents.dispatch.sender import Sender
+from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
 from vaultevents.opening import (
     Store,
@@ -147,9 +149,17 @@ async def _dispatch(settings: Settings, store: Store, clock: ServiceClock, stop:
         drain_s=delivery.timeout_s + 5,
         plain_header=delivery.plain_signature_header,
     )
-    async with _sender(settings) as sender:
+    resending = ResendOptions(
+        per_webhook=delivery.per_webhook,
+        lease_s=delivery.lease_s,
+        poll_s=delivery.poll_interval_s,
+        drain_s=options.drain_s,
+    )
+    async with _sender(settings) as sender, asyncio.TaskGroup() as group:
         rng = random.SystemRandom()
         keys = {key.id: key for key in store.key.known}
+        signer = Signer(keys, options.plain_header)
+        group.create_task(Resender(store.database, sender, signer, clock, resending).run(stop))
         await Dispatcher(store.database, sender, keys, clock, options, rng).run(stop)
 
 

@@ -105,17 +105,18 @@ async def registered(here: Place) -> tuple[str, str]:
     return answers["apiKey"], parse_qs(urlsplit(answers["otpauthUri"]).query)["secret"][0]
 
 
-async def three_codes(seed: str) -> bytes:
-    """Codes for three changes within half a minute: of the step before, of this one and of the next."""
+async def four_codes(seed: str) -> tuple[bytes, bytes]:
+    """Codes for three changes within half a minute, of the step before, of this one and the next; and one for later."""
     left_s = STEP_S - time.time() % STEP_S
     if left_s < STEP_S / 2:  # else the first may be over before it arrives
         await asyncio.sleep(left_s)
     step = int(time.time()) // STEP_S
-    return "".join(f"{pyotp.HOTP(seed).at(one)}\n" for one in (step - 1, step, step + 1)).encode()
+    *first, last = (f"{pyotp.HOTP(seed).at(one)}\n".encode() for one in range(step - 1, step + 3))
+    return b"".join(first), last
 
 
-async def run_example(here: Place, program: Sequence[str], url: str, api_key: str, codes: bytes) -> str:
-    """Runs a customer's program with codes on its stdin; returns what it printed."""
+async def run_example(here: Place, program: Sequence[str], url: str, api_key: str, codes: tuple[bytes, bytes]) -> str:
+    """Runs a customer's program with codes on its stdin, the last one when its time comes; returns what it printed."""
     (here.home / "bin").mkdir()
     command = here.home / "bin" / "vaultevents"
     command.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, *PROGRAM])} "$@"\n')
@@ -133,7 +134,10 @@ async def run_example(here: Place, program: Sequence[str], url: str, api_key: st
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    stdout, stderr = await process.communicate(codes)
+    assert process.stdin is not None
+    process.stdin.write(codes[0])
+    await asyncio.sleep(STEP_S - time.time() % STEP_S)
+    stdout, stderr = await process.communicate(codes[1])
     assert process.returncode == 0, (stdout.decode(), stderr.decode())
     return stdout.decode()
 
@@ -152,9 +156,12 @@ async def test_the_document_with_our_own_command(here: Place, server: ServerAddr
     async with serving(here) as url:
         api_key, seed = await registered(here)
         script = blocks("sh")[1]
-        said = await run_example(here, ["sh", "-euc", script], url, api_key, await three_codes(seed))
-    account, listed, patched = [json.loads(line) for line in said.splitlines()]
+        said = await run_example(here, ["sh", "-euc", script], url, api_key, await four_codes(seed))
+    account, listed, patched, tested, recovered = [json.loads(line) for line in said.splitlines()]
     created = json.loads((here.home / "created.json").read_text())
+    assert tested["id"].startswith("webhook_test_acme_")
+    assert recovered == {"count": 0, "nextSince": None}
+    assert json.loads((here.home / "rotated.json").read_text())["secretToken"] != created["secretToken"]
     assert (account["id"], account["apiKey"]["role"], account["mfa"]) == ("acme", "manage", {"enrolled": True})
     assert created.pop("secretToken").startswith("whsec_")
     assert listed == [created]
@@ -168,7 +175,7 @@ async def test_the_document_in_python(here: Place, server: ServerAddress) -> Non
     (here.home / "client.py").write_text(program)
     async with serving(here) as url:
         api_key, seed = await registered(here)
-        said = await run_example(here, [sys.executable, "client.py"], url, api_key, await three_codes(seed))
+        said = await run_example(here, [sys.executable, "client.py"], url, api_key, await four_codes(seed))
     assert "'eventTypes': ['funding_received']" in said
     assert "'eventTypes': None" in said
     await came_and_went(server, here)
@@ -184,7 +191,7 @@ async def test_the_document_with_curl_and_openssl(here: Place, server: ServerAdd
     async with serving(here) as url:
         api_key, seed = await registered(here)
         program = ["bash", "-euo", "pipefail", "-c", client]
-        said = await run_example(here, program, url, api_key, await three_codes(seed))
+        said = await run_example(here, program, url, api_key, await four_codes(seed))
     created = json.loads((here.home / "created.json").read_text())
     assert '"eventTypes":["funding_received"]' in said
     assert f'"id":"{created["id"]}"' in said

@@ -51,9 +51,10 @@ async def test_a_change_without_a_code_is_asked_for_one(api: Api) -> None:
         ("PATCH", f"{WEBHOOKS}/{one}", {"active": False}),
         ("DELETE", f"{WEBHOOKS}/{one}", None),
     ):
-        asked = await api.call(acme, method, target, value, step_up=False)
-        assert (asked.status, asked.code) == (401, "mfa_required")
-        assert asked.headers["www-authenticate"] == CHALLENGE
+        for headers in ({}, {"x-mfa-code": ""}, {"x-mfa-code": " "}):
+            asked = await api.call(acme, method, target, value, step_up=False, headers=headers)
+            assert (asked.status, asked.code) == (401, "mfa_required")
+            assert asked.headers["www-authenticate"] == CHALLENGE
     entries = (await api.call(acme, "GET", WEBHOOKS)).json
     assert [(entry["id"], entry["active"]) for entry in entries] == [(one, True)]
     assert await values(api.database, "select failures from mfa_factors") == [0]  # to ask is no guess

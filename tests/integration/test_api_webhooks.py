@@ -350,7 +350,7 @@ async def test_a_repeated_create_gets_the_first_answer(api: Api) -> None:
     assert (await api.call(acme, "POST", WEBHOOKS, {"url": URL}, headers=key)).status == 201
     for malformed in ("with space", "", "ü", "k" * 256):
         refused = await api.call(acme, "POST", WEBHOOKS, {"url": URL}, headers={"idempotency-key": malformed})
-        assert (refused.status, refused.pointers) == (422, [("idempotency-key", "invalid")])
+        assert (refused.status, refused.pointers) == (422, [("", "header_invalid")])
 
 
 async def test_a_repeated_create_passes_every_check_and_makes_nothing(api: Api) -> None:
@@ -497,6 +497,11 @@ async def test_deliveries_and_their_attempts(api: Api) -> None:
     assert told["attemptLog"] == [
         {
             "number": 1,
+            "resend": False,
+            "dnsMs": None,
+            "connectMs": None,
+            "tlsMs": None,
+            "firstByteMs": None,
             "startedAt": second.isoformat().replace("+00:00", "Z"),
             "durationMs": 5,
             "status": 503,

@@ -21,6 +21,7 @@ from vaultevents.core.events import (
     ValidatorWithdrawalCompleted,
     WithdrawalClaimed,
     encode,
+    encode_test,
     project,
 )
 from vaultevents.core.registry import Owner, Registry, Role, Vault, VaultSpan
@@ -154,3 +155,16 @@ def test_what_has_only_a_time_lies_in_a_span_by_the_times_of_its_ends(at_s: int,
 def test_events_before_the_delivery_start_are_quiet() -> None:
     registry = Registry(1, [vault("a", "v", VaultSpan(1, None, deliver_from=10))])
     assert [project(funded(block), registry)[0].owner.quiet for block in (9, 10)] == [True, False]
+
+
+def test_what_test_sends_has_the_form_of_an_event_and_the_type_of_none() -> None:
+    test_id, body = encode_test("acme", "vault-1", "wh-1", "0a1b", AT_MS)
+    envelope = json.loads(body)
+    assert list(envelope) == list(json.loads(encode(VECTORS["validator_exited"])))
+    assert test_id == envelope["id"] == "webhook_test_acme_0a1b"
+    assert (envelope["account_ref_id"], envelope["staking_vault_id"], envelope["created_at"]) == (
+        "acme",
+        "vault-1",
+        AT_MS,
+    )
+    assert envelope["event_type"] not in EVENT_TYPES

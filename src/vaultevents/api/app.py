@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 import vaultevents
 from vaultevents.api import problems
+from vaultevents.api.actions import add_actions
 from vaultevents.api.auth import Gate, unavailable
 from vaultevents.api.documentation import describe, page
 from vaultevents.api.handlers import Desk, add_routes
@@ -43,6 +44,7 @@ def application(desk: Desk) -> FastAPI:
     )
     app.router.redirect_slashes = False
     add_routes(app, desk)
+    add_actions(app, desk)
     description = describe(app)
     for path, content, media_type in (
         ("/v1/openapi.json", description, "application/json"),
@@ -109,20 +111,39 @@ _CODES: Final[Mapping[str, tuple[str, str]]] = {
     "missing": ("required", "is required"),
     "extra_forbidden": ("unknown_field", "is not a field that can be set here"),
     "too_short": ("empty", "is empty, so nothing would ever be sent: name one, or send null for all"),
+    "string_type": ("invalid", "has to be a text"),
+    "string_too_long": ("invalid", "is too long: send at most {max_length} characters"),
+    "bool_type": ("invalid", "has to be true or false"),
+    "list_type": ("invalid", "has to be a list"),
+    "model_type": ("invalid", "has to be a JSON object"),
+    "model_attributes_type": ("invalid", "has to be a JSON object"),
+    "int_type": ("invalid", "has to be a whole number"),
+    "int_parsing": ("invalid", "has to be a whole number"),
+    "int_parsing_size": ("invalid", "is too large"),
+    "greater_than_equal": ("invalid", "has to be at least {ge}"),
+    "less_than": ("invalid", "has to be less than {lt}"),
+    "less_than_equal": ("invalid", "has to be at most {le}"),
+    "literal_error": ("invalid", "has to be {expected}"),
 }
 """What pydantic calls an error: our code, and the end of a sentence that begins with the field."""
+
+_HEADERS: Final[Mapping[str, str]] = {
+    "idempotency-key": "the header Idempotency-Key has to be 1 to 255 printable ASCII characters without a space",
+}
 
 
 def _invalid(error: Mapping[str, Any]) -> Invalid:
     """One of pydantic's errors, without the value that was sent."""
     place, *path = error["loc"]
+    if place == "header":
+        return Invalid("", "header_invalid", _HEADERS[path[0]])
     if place == "body":
         pointer = "".join(f"/{_escaped(str(part))}" for part in path)
         name = ".".join(str(part) for part in path) or "the body"
     else:
-        pointer = name = f"?{path[0]}" if place == "query" else str(path[0])
-    code, text = _CODES.get(error["type"], ("invalid", ""))
-    return Invalid(pointer, code, f"{name[:80]} {text}" if text else f"{name[:80]}: {error['msg']}")
+        pointer = name = f"?{path[0]}"
+    code, text = _CODES.get(error["type"], ("invalid", "is not what is taken here: see /docs"))
+    return Invalid(pointer, code, f"{name[:80]} {text.format_map(error.get('ctx', {}))}")
 
 
 def _escaped(part: str) -> str:

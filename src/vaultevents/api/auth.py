@@ -119,7 +119,7 @@ class Gate:
                 raise Problem("token_replayed", "a token is good for one request: sign each one with a new nonce")
         elif key.role != "manage":
             raise Problem("role_insufficient", "this API key has the role 'read': use one with the role 'manage'")
-        return Caller(key, digest, _header(scope, b"x-mfa-code")), body
+        return Caller(key, digest, _header(scope, b"x-mfa-code") or None), body  # an empty one is none
 
     async def _find(self, api_key: str) -> ApiKey | None:
         try:

@@ -31,7 +31,7 @@ from vaultevents.core.webhooks import UrlRules, Webhook, check_event_types, chec
 from vaultevents.store import accounts, customers, feed, history
 from vaultevents.store.feed import FeedPosition
 from vaultevents.store.history import DeliveryState
-from vaultevents.store.mutations import Change, Grant, mutation
+from vaultevents.store.mutations import Change, Grant, action, mutation
 from vaultevents.store.pool import Connection, Database
 from vaultevents.store.webhooks import StoredWebhook, VaultsUnknown
 
@@ -42,7 +42,7 @@ PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE, description="how many at most
 PageCursor = Annotated[str | None, Query(max_length=512, description="from the Link header of the page before")]
 TimeMs = Annotated[int | None, Query(ge=0, lt=2**53, description="created_at, Unix epoch in milliseconds")]
 
-_STEP_UP: Final[dict[str, Any]] = {
+STEP_UP: Final[dict[str, Any]] = {
     "parameters": [
         {
             "name": "X-MFA-Code",
@@ -74,8 +74,14 @@ class Desk:
 
     def changing(self, caller: Caller) -> AbstractAsyncContextManager[Change]:
         """The transaction of a change: the token, the step-up code and the change stand or fall together (A13, A15)."""
-        grant = Grant(caller.key.account_id, caller.token_digest, caller.code, self.now_s())
-        return mutation(self.database, grant, self.key)
+        return mutation(self.database, self._grant(caller), self.key)
+
+    def acting(self, caller: Caller) -> AbstractAsyncContextManager[Connection]:
+        """The transaction of a request that needs no step-up code: it spends its token (A13)."""
+        return action(self.database, self._grant(caller))
+
+    def _grant(self, caller: Caller) -> Grant:
+        return Grant(caller.key.account_id, caller.token_digest, caller.code, self.now_s())
 
     def position(self, caller: Caller, kind: str, cursor: str | None) -> str | None:
         """Where a page begins; a cursor that is altered, foreign or of another list is not valid (A6)."""
@@ -159,7 +165,7 @@ def _add_webhooks(app: FastAPI, desk: Desk) -> None:
         response_model=models.CreatedWebhook,
         status_code=201,
         summary="Create a webhook; the only answer that shows its secretToken",
-        openapi_extra=_STEP_UP,
+        openapi_extra=STEP_UP,
     )
     async def create_webhook(
         request: Request,
@@ -203,7 +209,7 @@ def _add_webhooks(app: FastAPI, desk: Desk) -> None:
         "/v1/account/webhooks/{webhook_id}",
         response_model=models.WebhookEntry,
         summary="Change a webhook (JSON Merge Patch)",
-        openapi_extra=_STEP_UP,
+        openapi_extra=STEP_UP,
     )
     async def amend_webhook(request: Request, webhook_id: str, body: models.WebhookPatch) -> Response:
         named = body.model_fields_set
@@ -222,7 +228,7 @@ def _add_webhooks(app: FastAPI, desk: Desk) -> None:
         "/v1/account/webhooks/{webhook_id}",
         status_code=204,
         summary="Delete a webhook; its secret is erased, what is pending is cancelled",
-        openapi_extra=_STEP_UP,
+        openapi_extra=STEP_UP,
     )
     async def delete_webhook(request: Request, webhook_id: str) -> Response:
         async with desk.changing(caller_of(request)) as change:
@@ -423,18 +429,21 @@ def _delivery(facts: history.DeliveryFacts) -> models.Delivery:
         created_at=facts.created_at,
         next_attempt_at=facts.next_attempt_at,
         finished_at=facts.finished_at,
+        recovered=facts.recovered,
     )
 
 
 def _attempt(facts: history.AttemptFacts) -> models.Attempt:
     return models.Attempt(
         number=facts.number,
+        resend=facts.resend,
         started_at=facts.started_at,
         duration_ms=facts.duration_ms,
         status=facts.status,
         error=facts.error,
         response_excerpt=facts.excerpt,
         address=facts.address,
+        **asdict(facts.timing),
     )
 
 

@@ -47,6 +47,17 @@ class WebhookPatch(Request):
     active: bool = Field(True, description="true also resumes a webhook that was disabled or is parked")
 
 
+class NoFields(Request):
+    """Nothing: the body may as well be absent."""
+
+
+class Range(Request):
+    """Which events to recover, by their `created_at` in Unix milliseconds."""
+
+    since: int = Field(ge=0, lt=2**53, description="inclusive, in Unix milliseconds")
+    until: Annotated[int, Field(ge=0, lt=2**53)] | None = Field(None, description="exclusive; null: up to now")
+
+
 class Answer(BaseModel):
     """A body of ours."""
 
@@ -149,14 +160,22 @@ class Delivery(Answer):
     created_at: datetime
     next_attempt_at: datetime | None
     finished_at: datetime | None
+    recovered: bool = Field(description="true: it did not match when it fired, and was sent by a recovery")
 
 
 class Attempt(Answer):
     """One POST and what came back."""
 
-    number: int
+    number: int | None = Field(description="null: a resend, which is not counted")
+    resend: bool
     started_at: datetime
     duration_ms: int
+    dns_ms: int | None = Field(
+        description="null, as those that follow, on a kept connection or when it was not reached"
+    )
+    connect_ms: int | None
+    tls_ms: int | None
+    first_byte_ms: int | None = Field(description="from the start to the first byte of the answer")
     status: int | None
     error: str | None
     response_excerpt: str
@@ -164,9 +183,37 @@ class Attempt(Answer):
 
 
 class DeliveryWithAttempts(Delivery):
-    """A delivery with all its attempts, oldest first."""
+    """A delivery with all its attempts, oldest first, and its newest resends among them."""
 
     attempt_log: list[Attempt]
+
+
+class ResendAsked(Answer):
+    """One attempt will be made; its outcome is then among the attempts of the delivery."""
+
+    event_id: str
+    requested_at: datetime
+
+
+class RecoveryAsked(Answer):
+    """How many events will be attempted, once each."""
+
+    count: int
+    next_since: int | None = Field(description="ask again from here on, for the rest of the range; null: that was all")
+
+
+class TestAsked(Answer):
+    """What the receiver will get: `id` is the `id` of the envelope and the header `webhook-id`."""
+
+    id: str
+    event_type: str
+
+
+class NewSecret(Answer):
+    """The only answer that holds the new secret."""
+
+    secret_token: str
+    previous_valid_until: datetime = Field(description="until then deliveries carry the signatures of both secrets")
 
 
 class Event(BaseModel):

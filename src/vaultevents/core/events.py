@@ -17,6 +17,7 @@ ENCODING = 1
 """Version of titles, messages, key order and encoding; kept in each event row (E16)."""
 
 SEVERITY = "info"
+TEST_TYPE = "webhook_test"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,17 +224,31 @@ def encode(event: Event, encoding: int = ENCODING) -> bytes:
     if encoding != 1:
         raise ValueError(f"encoding {encoding} is not known to this version")
     observation, owner = event.observation, event.owner
-    title, message = observation.payload.words(owner.vault_id)
+    words = observation.payload.words(owner.vault_id)
+    return _envelope(event.id, owner, event.event_type, words, observation.payload.fields(), observation.at_ms)
+
+
+def encode_test(account_id: str, vault_id: str, webhook_id: str, random: str, at_ms: int) -> tuple[str, bytes]:
+    """Id and body of what `test` sends: an envelope like an event's, of a type that no receiver books (A19)."""
+    test_id = f"{TEST_TYPE}_{account_id}_{random}"
+    words = "Webhook test", f"This tests the webhook {webhook_id}. Nothing happened on the chain."
+    return test_id, _envelope(test_id, Owner(account_id, vault_id), TEST_TYPE, words, {"webhook_id": webhook_id}, at_ms)
+
+
+def _envelope(
+    envelope_id: str, owner: Owner, event_type: str, words: tuple[str, str], payload: dict[str, Any], at_ms: int
+) -> bytes:
+    title, message = words
     return msgspec.json.encode(
         {
-            "id": event.id,
+            "id": envelope_id,
             "account_ref_id": owner.account_id,
             "staking_vault_id": owner.vault_id,
-            "event_type": event.event_type,
+            "event_type": event_type,
             "severity": SEVERITY,
             "title": title,
             "message": message,
-            "payload": observation.payload.fields(),
-            "created_at": observation.at_ms,
+            "payload": payload,
+            "created_at": at_ms,
         }
     )

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, get_args
 
-from vaultevents.store.pool import Connection
+from vaultevents.core.timing import NO_TIMING, Timing
+from vaultevents.store.pool import Connection, Record
 
 DeliveryState = Literal["scheduled", "parked", "delivered", "exhausted", "cancelled"]
 APART: Final = ("parked", "exhausted", "cancelled")  # found by an index of their own
 COUNTED: Final = 1_000_000
+RESENDS_TOLD: Final = 100
 LOOKED_AT: Final = 1000
 
 
@@ -47,19 +49,22 @@ class DeliveryFacts:
     created_at: datetime
     next_attempt_at: datetime | None
     finished_at: datetime | None
+    recovered: bool
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptFacts:
-    """One POST and what came back."""
+    """One POST and what came back; a `resend` has no number."""
 
-    number: int
+    number: int | None
     started_at: datetime
     duration_ms: int
     status: int | None
     error: str | None
     excerpt: str
     address: str | None
+    timing: Timing = NO_TIMING
+    resend: bool = False
 
 
 async def health(connection: Connection, account_id: str, webhook_id: str) -> Health:
@@ -160,12 +165,17 @@ async def deliveries(
 async def delivery(
     connection: Connection, account_id: str, webhook_id: str, event_id: str
 ) -> tuple[DeliveryFacts, list[AttemptFacts]] | None:
-    """One delivery and its attempts, oldest first."""
+    """One delivery and its attempts, oldest first, with its newest `RESENDS_TOLD` resends among them."""
     row = await connection.fetchrow(f"{_DELIVERIES} and e.id = $3", account_id, webhook_id, event_id)
     if row is None:
         return None
-    attempts = await connection.fetch(_ATTEMPTS, account_id, webhook_id, row["id"])
-    return DeliveryFacts(**row), [AttemptFacts(**attempt) for attempt in attempts]
+    attempts = await connection.fetch(_ATTEMPTS, account_id, webhook_id, row["id"], RESENDS_TOLD)
+    return DeliveryFacts(**row), [_attempt(attempt) for attempt in attempts]
+
+
+def _attempt(row: Record) -> AttemptFacts:
+    number, started_at, duration_ms, status, error, excerpt, address, resend, *phases = row
+    return AttemptFacts(number, started_at, duration_ms, status, error, excerpt, address, Timing(*phases), resend)
 
 
 # Each a text of its own, so that its plan always uses its index.
@@ -178,8 +188,8 @@ _ONLY: Final[dict[DeliveryState | None, str]] = {
 
 # A lease that ended belongs to a process that died: the delivery is due, nobody is at it.
 _DELIVERIES = """
-select d.id, e.id as event_id, e.event_type, d.state, d.attempts, d.created_at, d.finished_at, now.in_flight,
-    case when d.state = 'scheduled' and not now.in_flight then q.due_at end as next_attempt_at
+select d.id, e.id as event_id, e.event_type, d.state, d.attempts, d.created_at, d.finished_at, d.recovered,
+    now.in_flight, case when d.state = 'scheduled' and not now.in_flight then q.due_at end as next_attempt_at
 from webhooks w join deliveries d on d.webhook_id = w.id join events e on e.seq = d.event_seq
     left join queue q on q.webhook_id = d.webhook_id and q.delivery_id = d.id
     cross join lateral (
@@ -189,7 +199,18 @@ where w.account_id = $1 and w.id = $2 and w.deleted_at is null and e.account_id 
 """
 
 _ATTEMPTS = """
-select a.number, a.started_at, a.duration_ms, a.status, a.error, a.excerpt, a.address
-from webhooks w join deliveries d on d.webhook_id = w.id join attempts a on a.delivery_id = d.id
-where w.account_id = $1 and w.id = $2 and d.id = $3 order by a.number
+select * from (
+    select a.number, a.started_at, a.duration_ms, a.status, a.error, a.excerpt, a.address, false as resend,
+        a.dns_ms, a.connect_ms, a.tls_ms, a.first_byte_ms
+    from webhooks w join deliveries d on d.webhook_id = w.id join attempts a on a.delivery_id = d.id
+    where w.account_id = $1 and w.id = $2 and d.id = $3
+    union all (
+        select null, r.started_at, r.duration_ms, r.status, r.error, r.excerpt, r.address, true,
+            r.dns_ms, r.connect_ms, r.tls_ms, r.first_byte_ms
+        from webhooks w join deliveries d on d.webhook_id = w.id
+            join resends r on r.webhook_id = d.webhook_id and r.event_seq = d.event_seq
+        where w.account_id = $1 and w.id = $2 and d.id = $3 and r.finished_at is not null
+        order by r.id desc limit $4
+    )
+) told order by started_at, number
 """

@@ -105,9 +105,9 @@ select count(*) from deliveries d where $1::text is null
 """
 
 # What was due is told from the history of the filters alone: each revision of a webhook's filter holds until its next
-# one. Nothing relies on a constraint, since a restored copy may have lost it: so the outer joins, and `place` for a
-# second row of the same event and webhook. One sort serves `place` and the order of the answer, and it is by bytes
-# whatever the locale of the database.
+# one. What was not due may be delivered by `recover`; its row says so (D11). Nothing relies on a constraint, since a
+# restored copy may have lost it: so the outer joins, and `place` for a second row of the same event and webhook. One
+# sort serves `place` and the order of the answer, and it is by bytes whatever the locale of the database.
 _PROOF = """
 with filters as (
     select r.*, lead(revision) over (partition by webhook_id order by revision) as next_revision
@@ -128,13 +128,21 @@ with filters as (
         count(*) filter (where status between 200 and 299) as accepted,
         bool_or((status is null) = (error is null)) as unclear
     from attempts group by delivery_id
+), sent as (
+    select r.event_seq, r.webhook_id, count(*) as resent,
+        count(*) filter (where r.status between 200 and 299) as booked,
+        bool_or((r.status is null) = (r.error is null)) as vague
+    from resends r where r.event_seq is not null and r.finished_at is not null
+        and ($1::text is null or exists (select from events e where e.seq = r.event_seq and e.account_id = $1))
+    group by r.event_seq, r.webhook_id
 ), ledger as (
     select coalesce(e.account_id, d.account_id) collate "C" as account_id, e.id collate "C" as event_id,
-        webhook_id collate "C" as webhook_id, is_due,
+        webhook_id collate "C" as webhook_id, is_due, d.recovered,
         d.id as delivery_id, d.state, d.attempts, d.finished_at, q.delivery_id is not null as queued, q.lease,
         w.id as known_webhook, w.active, w.deleted_at is not null as deleted,
-        coalesce(p.posted, 0) as posted, p.lowest, p.highest, coalesce(p.accepted, 0) as accepted, p.unclear
-    from due full join stored d using (event_seq, webhook_id)
+        coalesce(p.posted, 0) as posted, p.lowest, p.highest, coalesce(p.accepted, 0) as accepted, p.unclear,
+        coalesce(s.resent, 0) as resent, coalesce(s.booked, 0) as booked, s.vague
+    from due full join stored d using (event_seq, webhook_id) full join sent s using (event_seq, webhook_id)
         left join events e on e.seq = event_seq left join webhooks w on w.id = webhook_id
         left join posts p on p.delivery_id = d.id
         left join (select delivery_id, lease from queue) q on q.delivery_id = d.id
@@ -143,8 +151,10 @@ with filters as (
     from ledger
 )
 select account_id, event_id, webhook_id, state, array_remove(array[
-    case when delivery_id is null then 'is missing' end,
-    case when is_due is null then 'was never due' end,
+    case when delivery_id is null then case when is_due then 'is missing' else 'resent without a delivery' end end,
+    case when delivery_id is not null and is_due is null and not recovered then 'was never due' end,
+    case when is_due and recovered then 'was due, and only recovered' end,
+    case when recovered and state not in ('delivered', 'exhausted') then 'recovered, but not finished' end,
     case when place > 1 then 'has more than one delivery' end,
     case when delivery_id is not null and event_id is null then 'its event is not there' end,
     case when known_webhook is null then 'its webhook is not there' end,
@@ -152,10 +162,12 @@ select account_id, event_id, webhook_id, state, array_remove(array[
         then 'is in a state that there is not' end,
     case when attempts <> posted then 'its number of attempts is not that of its attempt rows' end,
     case when lowest <> 1 or highest <> posted then 'its attempt rows are not numbered 1, 2, 3 …' end,
-    case when unclear then 'an attempt has neither or both of status and error' end,
-    case when (state = 'delivered') <> (accepted > 0) then 'delivered without a 2xx, or a 2xx without delivered' end,
+    case when unclear or vague then 'an attempt has neither or both of status and error' end,
+    case when (state = 'delivered') <> (accepted + booked > 0)
+        then 'delivered without a 2xx, or a 2xx without delivered' end,
     case when accepted > 1 then 'attempted again after a 2xx' end,
-    case when state = 'exhausted' and posted = 0 then 'exhausted without an attempt' end,
+    case when state = 'exhausted' and posted = 0 and not (recovered and resent > 0)
+        then 'exhausted without an attempt' end,
     case when state = 'scheduled' and not queued then 'scheduled, but not in the queue' end,
     case when state <> 'scheduled' and queued and lease is null then 'in the queue, but not scheduled' end,
     case when (state in ('delivered', 'exhausted', 'cancelled')) <> (finished_at is not null)

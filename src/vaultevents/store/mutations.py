@@ -4,6 +4,8 @@ async with mutation(database, grant, key) as change:
     ...                        # look and validate; whatever is raised takes everything back
     await change.step_up()     # now the code is consumed
     ...                        # and the change made
+
+What changes nothing of a webhook, a resend for one, is an `action`: it spends its token and needs no code.
 """
 
 from __future__ import annotations
@@ -113,6 +115,17 @@ async def mutation(database: Database, grant: Grant, key: MasterKey) -> AsyncIte
             refused = await _count(connection, grant.account_id)
     if refused is not None:
         raise refused
+
+
+@asynccontextmanager
+async def action(database: Database, grant: Grant) -> AsyncIterator[Connection]:
+    """The transaction of a request that changes nothing of a webhook and so needs no code: only its token is spent.
+
+    Raises `TokenReplayed`, and whatever the action raises; then nothing was done and no token is spent.
+    """
+    async with database.of_account(grant.account_id) as connection:
+        await _spend(connection, grant)
+        yield connection
 
 
 _FACTOR = """

@@ -124,6 +124,10 @@ async def erase_webhook(connection: Connection, account_id: str, webhook_id: str
     await connection.execute(
         "update idempotent_answers set sealed = null where account_id = $1 and webhook_id = $2", account_id, webhook_id
     )
+    await connection.execute(  # what is in flight stays until it is settled
+        "delete from resends where webhook_id = $1 and finished_at is null and (lease is null or due_at <= db_now())",
+        webhook_id,
+    )
     await connection.execute(
         "with pending as (select id from deliveries where webhook_id = $1 and (apart = 'parked' or"
         "  state = 'scheduled' and id in (select delivery_id from queue where webhook_id = $1))"

@@ -1,0 +1,164 @@
+"""Sends what accounts ask for beside the schedule (decisions D11): claim, one attempt each, settle in batches.
+
+It works as the dispatcher does and shares its sender, so the rules of egress, deadlines and signatures are the same;
+it shares no slot with it, so that a recovery delays no delivery, and no full queue delays a test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Final
+from uuid import uuid4
+
+import structlog
+
+from vaultevents.core.errors import DatabaseUnavailable
+from vaultevents.core.retries import Exhausted, Outcome, judge
+from vaultevents.core.sealing import SealBroken
+from vaultevents.dispatch.sender import Reply, Sender
+from vaultevents.dispatch.signer import Signer
+from vaultevents.store.clock import ServiceClock
+from vaultevents.store.pool import Database
+from vaultevents.store.resends import RESENDS_CHANNEL, Resend, ResendResult, claim_resends, settle_resends
+
+log = structlog.get_logger("resend")
+
+BATCH: Final = 100
+SETTLE_WINDOW_S: Final = 0.005
+RECONNECT_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ResendOptions:
+    """`concurrency`: attempts in flight, at most `per_webhook` of them for one webhook.
+
+    `lease_s` must exceed an attempt's deadline; `poll_s` bounds a lost NOTIFY.
+    """
+
+    concurrency: int = 64
+    per_webhook: int = 10
+    lease_s: float = 60.0
+    poll_s: float = 1.0
+    drain_s: float = 20.0
+
+
+class Resender:
+    """Attempts each request once until it is told to stop; any number of them may run."""
+
+    def __init__(
+        self, database: Database, sender: Sender, signer: Signer, clock: ServiceClock, options: ResendOptions
+    ) -> None:
+        self._database = database
+        self._sender = sender
+        self._signer = signer
+        self._clock = clock
+        self._options = options
+        self._in_flight = 0
+        self._attempts: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._finished: asyncio.Queue[ResendResult] = asyncio.Queue()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Works until `stop` is set, then claims nothing more and waits for what is in flight, at most `drain_s`.
+
+        What is given up then is attempted again by whoever finds its lease ended.
+        """
+        async with asyncio.TaskGroup() as group:
+            helpers = [group.create_task(self._listen()), group.create_task(self._settle_all())]
+            helpers.append(group.create_task(self._wake_on(stop)))
+            await self._claim_until(stop, group)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._options.drain_s):
+                    while self._in_flight:
+                        self._wake.clear()
+                        await self._wake.wait()
+            for task in (*helpers, *self._attempts):
+                task.cancel()
+
+    async def _claim_until(self, stop: asyncio.Event, group: asyncio.TaskGroup) -> None:
+        while not stop.is_set():
+            self._wake.clear()
+            wait_s = self._options.poll_s
+            try:
+                await self._claim(group)
+            except DatabaseUnavailable as error:
+                log.warning("resends_wait", problem=str(error), retry_in_s=RECONNECT_S)
+                wait_s = RECONNECT_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._wake.wait()
+
+    async def _claim(self, group: asyncio.TaskGroup) -> None:
+        options = self._options
+        room = min(options.concurrency - self._in_flight, BATCH)
+        if not room:
+            return
+        claimed = await claim_resends(self._database, room, uuid4(), options.lease_s, options.per_webhook)
+        self._in_flight += len(claimed)
+        for resend in claimed:
+            attempt = group.create_task(self._attempt(resend))
+            self._attempts.add(attempt)
+            attempt.add_done_callback(self._attempts.discard)
+
+    async def _attempt(self, resend: Resend) -> None:
+        started_at = self._clock.now()
+        target = resend.target
+        try:
+            headers = self._signer.headers(
+                target.webhook_id, target.secrets, resend.event_id, resend.body, resend.attempt, started_at
+            )
+        except SealBroken as problem:
+            log.error("secret_unreadable", webhook_id=target.webhook_id, problem=str(problem))
+            reply = Reply(None, "sealed", None, "", 0, None)
+        else:
+            reply = await self._sender.send(target.url, resend.body, headers)
+        self._finished.put_nowait(
+            ResendResult(
+                resend,
+                started_at,
+                reply.duration_ms,
+                reply.status,
+                reply.error,
+                reply.excerpt,
+                reply.address,
+                reply.timing,
+                self._pause_s(reply),
+            )
+        )
+
+    def _pause_s(self, reply: Reply) -> float:
+        """What the receiver asks for (D6). Nothing else follows from an attempt that is never retried."""
+        verdict = judge(Outcome(reply.status, reply.error, reply.retry_after), 1, (), 0.0, self._clock.now())
+        return verdict.park_s if isinstance(verdict, Exhausted) else 0.0
+
+    async def _settle_all(self) -> None:
+        while True:
+            batch = [await self._finished.get()]
+            await asyncio.sleep(SETTLE_WINDOW_S)
+            while len(batch) < BATCH and not self._finished.empty():
+                batch.append(self._finished.get_nowait())
+            while True:
+                try:
+                    held = await settle_resends(self._database, batch)
+                    break
+                except DatabaseUnavailable as error:
+                    log.warning("settle_waits", problem=str(error), attempts=len(batch), retry_in_s=RECONNECT_S)
+                    await asyncio.sleep(RECONNECT_S)
+            log.info("resends_settled", attempts=len(batch), accepted=sum(one.accepted for one in batch))
+            if held < len(batch):
+                log.warning("leases_lost", attempts=len(batch) - held)
+            self._in_flight -= len(batch)
+            self._wake.set()
+
+    async def _listen(self) -> None:
+        """Wakes the claimer at each NOTIFY; the poll interval covers whatever is lost here."""
+        while True:
+            with contextlib.suppress(DatabaseUnavailable):
+                await self._database.listen(RESENDS_CHANNEL, self._wake.set)
+            await asyncio.sleep(RECONNECT_S)
+
+    async def _wake_on(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._wake.set()

@@ -1,0 +1,292 @@
+"""What accounts ask to be sent beside the schedule (decisions D11): resends, recoveries and tests.
+
+A resend is inert: one attempt with the present secret, never retried, allowed while its webhook is off or parked, and
+no streak hears of it. It waits only for the pause that a receiver asked for (D6). Whoever claims one holds a lease; a
+lease that ended is claimed again, so a crash repeats at most what was in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from vaultevents.core.timing import NO_TIMING, Timing
+from vaultevents.store.deliveries import SealedSecret, Target
+from vaultevents.store.pool import Connection, Database, Record
+
+RESENDS_CHANNEL: Final = "vaultevents_resends"
+LOOKED_AT: Final = 100_000
+"""How many events one request to recover looks at."""
+
+_NOTIFY = "select pg_notify($1, '')"
+
+
+async def request_resend(connection: Connection, account_id: str, webhook_id: str, event_id: str) -> datetime | None:
+    """Asks for one more attempt of a delivery, whatever its state; when that was, or None where there is none."""
+    asked_at: datetime | None = await connection.fetchval(_RESEND, account_id, webhook_id, event_id)
+    if asked_at is not None:
+        await connection.execute(_NOTIFY, RESENDS_CHANNEL)
+    return asked_at
+
+
+_RESEND = """
+insert into resends (webhook_id, event_seq, event_id)
+select w.id, e.seq, e.id
+from webhooks w join events e on e.account_id = w.account_id
+    join deliveries d on d.event_seq = e.seq and d.webhook_id = w.id
+where w.account_id = $1 and w.id = $2 and w.deleted_at is null and e.id = $3
+returning requested_at
+"""
+
+
+async def request_test(connection: Connection, account_id: str, webhook_id: str, event_id: str, body: bytes) -> None:
+    """Asks for one attempt with a body that is no event."""
+    await connection.execute(_TEST, account_id, webhook_id, event_id, body)
+    await connection.execute(_NOTIFY, RESENDS_CHANNEL)
+
+
+_TEST = """
+insert into resends (webhook_id, event_id, body)
+select w.id, $3, $4 from webhooks w where w.account_id = $1 and w.id = $2 and w.deleted_at is null
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How many attempts were asked for. `next_since_ms`: where to go on; None when the range is done."""
+
+    count: int
+    next_since_ms: int | None
+
+
+async def request_recovery(
+    connection: Connection,
+    account_id: str,
+    webhook_id: str,
+    since_ms: int,
+    until_ms: int | None,
+    looked_at: int = LOOKED_AT,
+) -> Recovery:
+    """Asks for every event created in [since, until) that matches the webhook's present filter and is neither
+    delivered nor pending (D11), oldest first; `looked_at` events at most, and those created together with the last.
+    """
+    row = await connection.fetchrow(_RECOVER, account_id, webhook_id, since_ms, until_ms, looked_at)
+    if row["count"]:
+        await connection.execute(_NOTIFY, RESENDS_CHANNEL)
+    return Recovery(row["count"], row["last_ms"] + 1 if row["looked_at"] >= looked_at else None)
+
+
+_RECOVER = """
+with looked_at as materialized (
+    select e.seq, e.id, e.event_type, e.vault_id, e.created_at_ms from events e
+    where e.account_id = $1 and e.created_at_ms >= $3 and ($4::bigint is null or e.created_at_ms < $4)
+    order by e.created_at_ms fetch first ($5::integer) rows with ties
+), asked as (
+    insert into resends (webhook_id, event_seq, event_id)
+    select w.id, e.seq, e.id from webhooks w cross join looked_at e
+    where w.account_id = $1 and w.id = $2 and w.deleted_at is null
+        and (w.event_types is null or e.event_type = any(w.event_types))
+        and (w.vault_ids is null or e.vault_id = any(w.vault_ids))
+        and not exists (select from deliveries d where d.event_seq = e.seq and d.webhook_id = w.id
+            and d.state in ('scheduled', 'parked', 'delivered'))
+        and not exists (select from resends r where r.webhook_id = w.id and r.event_seq = e.seq
+            and r.finished_at is null)
+    order by e.created_at_ms, e.seq
+    returning 1
+)
+select (select count(*) from asked)::integer as count, count(*)::integer as looked_at, max(created_at_ms) as last_ms
+from looked_at
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """One claimed request: all that its attempt needs. `attempt` is the number that the receiver is told."""
+
+    id: int
+    lease: UUID
+    attempt: int
+    event_id: str
+    body: bytes
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class ResendResult:
+    """What came back: `status` or `error`, as for any attempt. `pause_s`: the receiver asked for a pause (D6)."""
+
+    resend: Resend
+    started_at: datetime
+    duration_ms: int
+    status: int | None
+    error: str | None
+    excerpt: str
+    address: str | None
+    timing: Timing = NO_TIMING
+    pause_s: float = 0.0
+
+    @property
+    def accepted(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+
+async def claim_resends(
+    database: Database, limit: int, lease: UUID, lease_s: float, per_webhook: int
+) -> tuple[Resend, ...]:
+    """Up to `limit` requests, oldest first and webhooks in turns, now leased to the caller.
+
+    No webhook has more than `per_webhook` of them in flight, in all processes together; one that is paused has to wait.
+    """
+    async with database.transaction() as connection:
+        # claims take turns, lest two count the same free slots: the lock comes before the statement that counts
+        await connection.execute(
+            "select pg_advisory_xact_lock(hashtext('vaultevents resend'), hashtext(current_schema()))"
+        )
+        rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook)
+    targets: dict[str, Target] = {}
+    for row in rows:
+        targets.setdefault(row["webhook_id"], _target(row))
+    return tuple(
+        Resend(row["id"], lease, row["attempts"] + 1, row["event_id"], row["body"], targets[row["webhook_id"]])
+        for row in rows
+    )
+
+
+# Only webhooks for which something waits are looked at: `waiting` leaps from one to the next in the index.
+_CLAIM = """
+with recursive waiting as (
+    (select webhook_id from resends where finished_at is null order by webhook_id limit 1)
+    union all
+    select (select r.webhook_id from resends r where r.finished_at is null and r.webhook_id > waiting.webhook_id
+        order by r.webhook_id limit 1)
+    from waiting where waiting.webhook_id is not null
+), open as materialized (
+    select w.id, greatest($4 - (select count(*) from resends r where r.webhook_id = w.id
+        and r.lease is not null and r.due_at > db_now()), 0) as free
+    from waiting join webhooks w on w.id = waiting.webhook_id
+    where w.deleted_at is null and (w.paused_until is null or w.paused_until <= db_now())
+), due as materialized (
+    select found.id, found.due_at, row_number() over (partition by open.id order by found.due_at, found.id) as place
+    from open cross join lateral (
+        select r.id, r.due_at from resends r where r.webhook_id = open.id and r.finished_at is null
+            and r.due_at <= db_now()
+        order by r.due_at, r.id limit open.free for update skip locked
+    ) found
+), leased as (
+    update resends r set lease = $2, due_at = db_now() + make_interval(secs => $3)
+    from (select id from due order by place, due_at, id limit $1) chosen where r.id = chosen.id
+    returning r.id, r.webhook_id, r.event_seq, r.event_id, r.body
+)
+select l.id, l.webhook_id, l.event_id, coalesce(l.body, e.body) as body, coalesce(d.attempts, 0) as attempts, w.url,
+    array(select s.key_id from webhook_secrets s where s.webhook_id = w.id
+        and (s.valid_until is null or s.valid_until > db_now()) order by s.created_at desc) as key_ids,
+    array(select s.sealed from webhook_secrets s where s.webhook_id = w.id
+        and (s.valid_until is null or s.valid_until > db_now()) order by s.created_at desc) as sealed
+from leased l join webhooks w on w.id = l.webhook_id left join events e on e.seq = l.event_seq
+    left join deliveries d on d.event_seq = l.event_seq and d.webhook_id = l.webhook_id
+where l.body is not null or e.body is not null order by l.id
+"""
+
+
+def _target(row: Record) -> Target:
+    secrets = zip(row["key_ids"], row["sealed"], strict=True)
+    return Target(row["webhook_id"], row["url"], tuple(SealedSecret(key_id, sealed) for key_id, sealed in secrets))
+
+
+async def settle_resends(database: Database, results: Sequence[ResendResult]) -> int:
+    """Writes what came of the attempts whose lease is still held; how many those are.
+
+    A 2xx makes the delivery `delivered`, anything else leaves its state. An event without a delivery gets one, marked
+    as recovered: `delivered` or `exhausted` (D11).
+    """
+    if not results:
+        return 0
+    async with database.transaction() as connection:
+        # first, as whoever parks, resumes or schedules anew: none of them works on the same deliveries then
+        await connection.execute(
+            "select from webhooks where id = any($1) order by id for no key update",
+            sorted({one.resend.target.webhook_id for one in results if one.accepted or one.pause_s}),
+        )
+        rows = await connection.fetch(
+            _SETTLE,
+            [one.resend.id for one in results],
+            [one.resend.lease for one in results],
+            [one.started_at for one in results],
+            [one.duration_ms for one in results],
+            [one.status for one in results],
+            [one.error for one in results],
+            [one.excerpt for one in results],
+            [one.address for one in results],
+            [one.timing.dns_ms for one in results],
+            [one.timing.connect_ms for one in results],
+            [one.timing.tls_ms for one in results],
+            [one.timing.first_byte_ms for one in results],
+        )
+        held = {row["id"] for row in rows}
+        for one in results:
+            if one.pause_s and one.resend.id in held:
+                await connection.execute(_PAUSE, one.resend.target.webhook_id, one.pause_s)
+        of_events = [row for row in rows if row["event_seq"] is not None]
+        accepted = {(row["event_seq"], row["webhook_id"]) for row in of_events if row["accepted"]}
+        refused = {(row["event_seq"], row["webhook_id"]) for row in of_events} - accepted
+        for statement, deliveries in ((_LOCK, accepted), (_DELIVERED, accepted), (_EXHAUSTED, refused)):
+            await connection.execute(statement, *_columns(deliveries))
+        await _leave_queue(connection, accepted)
+    return len(held)
+
+
+_SETTLE = """
+update resends r set lease = null, finished_at = db_now(), started_at = o.started_at, duration_ms = o.duration_ms,
+    status = o.status, error = o.error, excerpt = o.excerpt, address = o.address, dns_ms = o.dns_ms,
+    connect_ms = o.connect_ms, tls_ms = o.tls_ms, first_byte_ms = o.first_byte_ms
+from unnest($1::bigint[], $2::uuid[], $3::timestamptz[], $4::integer[], $5::smallint[], $6::text[], $7::text[],
+    $8::text[], $9::integer[], $10::integer[], $11::integer[], $12::integer[])
+    as o (id, lease, started_at, duration_ms, status, error, excerpt, address, dns_ms, connect_ms, tls_ms,
+        first_byte_ms)
+where r.id = o.id and r.lease = o.lease and r.finished_at is null
+returning r.id, r.webhook_id, r.event_seq, coalesce(r.status between 200 and 299, false) as accepted
+"""
+
+_PAUSE = """
+update webhooks set paused_until = greatest(paused_until, db_now() + make_interval(secs => $2)) where id = $1
+"""
+
+
+# In the order of the ids, as every settle: so they never wait in a circle.
+_LOCK = """
+select from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id) join deliveries d using (event_seq, webhook_id)
+order by d.id for update of d
+"""
+
+_DELIVERED = """
+insert into deliveries as d (event_seq, webhook_id, state, finished_at, recovered)
+select event_seq, webhook_id, 'delivered', db_now(), true
+from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id)
+on conflict (event_seq, webhook_id) do update set state = excluded.state, finished_at = excluded.finished_at
+where d.state <> 'delivered'
+"""
+
+_EXHAUSTED = """
+insert into deliveries (event_seq, webhook_id, state, finished_at, recovered)
+select event_seq, webhook_id, 'exhausted', db_now(), true
+from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id)
+on conflict (event_seq, webhook_id) do nothing
+"""
+
+
+async def _leave_queue(connection: Connection, accepted: Collection[tuple[int, str]]) -> None:
+    """Takes deliveries out of the queue that nobody is at; what is in flight stays, so that its result is kept."""
+    await connection.execute(
+        "delete from queue q using unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id)"
+        " join deliveries d using (event_seq, webhook_id)"
+        " where q.webhook_id = d.webhook_id and q.delivery_id = d.id and q.lease is null",
+        *_columns(accepted),
+    )
+
+
+def _columns(deliveries: Collection[tuple[int, str]]) -> tuple[list[int], list[str]]:
+    ordered = sorted(deliveries)
+    return [event_seq for event_seq, _ in ordered], [webhook_id for _, webhook_id in ordered]
