@@ -138,26 +138,28 @@ select id, event_seq, webhook_id, db_now() from made
 
 
 @contextmanager
-def dispatching(made: World, **options: Any) -> Iterator[int]:
-    """A dispatcher in a process of its own, ready to claim; its pid. Ends with the block, drained."""
+def dispatching(made: World, number: int = 1, **options: Any) -> Iterator[list[int]]:
+    """Dispatchers in processes of their own, ready to claim; their pids. They end with the block, drained."""
     made.facts["options"] = options
     made.folder.joinpath("facts.json").write_text(json.dumps(made.facts))
-    process = subprocess.Popen(
-        [sys.executable, str(BENCH / "_dispatching.py"), str(made.folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, str(BENCH / "_dispatching.py"), str(made.folder)]
+    pipe = subprocess.PIPE
+    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(number)]
     try:
-        assert process.stdin is not None and process.stdout is not None
-        if process.stdout.readline() != "ready\n":
-            raise SystemExit("the dispatcher did not start")
-        yield process.pid
-        process.stdin.close()
-        process.wait(60)
+        for process in processes:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                raise SystemExit("the dispatcher did not start")
+        yield [process.pid for process in processes]
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in processes:
+            process.wait(60)
     finally:
-        process.kill()
-        process.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 async def until_done(database: Database, begin: float, limit_s: float = 60.0) -> float:
@@ -171,15 +173,15 @@ async def until_done(database: Database, begin: float, limit_s: float = 60.0) ->
         await asyncio.sleep(0.02)
 
 
-async def deliver(made: World, count: int, webhook_ids: list[str], **options: Any) -> dict[str, float]:
+async def deliver(made: World, count: int, webhook_ids: list[str], number: int = 1, **options: Any) -> dict[str, float]:
     """Lays down the work, lets a fresh dispatcher do it, and measures from its first claim to the last settle."""
     async with made.database() as database:
         await add_deliveries(database, count, webhook_ids)
         postgres = made.postgres_cpu_s()
-        with dispatching(made, **options) as pid:
-            begin, cpu = time.perf_counter(), cpu_s(pid)
+        with dispatching(made, number, **options) as pids:
+            begin, cpu = time.perf_counter(), sum(map(cpu_s, pids))
             seconds = await until_done(database, begin)
-            process_us = (cpu_s(pid) - cpu) * 1e6 / count
+            process_us = (sum(map(cpu_s, pids)) - cpu) * 1e6 / count
         postgres_us = (made.postgres_cpu_s() - postgres) * 1e6 / count
         async with database.statement() as connection:
             done = await connection.fetchval(

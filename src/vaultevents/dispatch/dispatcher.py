@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import math
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,6 +35,10 @@ log = structlog.get_logger("dispatch")
 
 BATCH = 500
 SETTLE_WINDOW_S = 0.005
+WAVE = 64
+WAVE_S = 0.01
+"""Of what was claimed this many are posted at once, and as many more after this time, however slow the first are."""
+
 SLOW_S = 0.25
 """A claim whose attempts take longer holds up no other one."""
 
@@ -91,7 +95,12 @@ class Dispatcher:
         self._options = options
         self._rng = rng
         self._in_flight = 0
+        self._short = False  # the last claim found less than there was room for: answers alone free no slot
         self._batches: list[_Batch] = []
+        self._ready: deque[tuple[Delivery, _Batch]] = deque()
+        self._posting = 0  # attempts of the present wave that have no answer yet
+        self._wave = 0
+        self._next_wave: asyncio.TimerHandle | None = None
         self._attempts: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._finished: list[Settlement] = []
@@ -112,6 +121,7 @@ class Dispatcher:
                         self._wake.clear()
                         await self._wake.wait()
             log.info("dispatch_drained", left=self._in_flight)
+            self._ready.clear()
             for task in (*helpers, *self._attempts):
                 task.cancel()
 
@@ -121,6 +131,7 @@ class Dispatcher:
             try:
                 room = self._room()
                 found = await self._claim(room, group) if room else 0
+                self._short = found < room
                 if (room and found == room) or await self._woken(QUIET_S):
                     continue
                 due_s = await next_due_s(self._database, self._options.per_webhook) if room else SLOW_S
@@ -151,11 +162,27 @@ class Dispatcher:
             batch = _Batch(asyncio.get_running_loop().time(), found)
             self._batches.append(batch)
             self._in_flight += found
-            for delivery in claimed.deliveries:
-                attempt = group.create_task(self._attempt(delivery, batch))
-                self._attempts.add(attempt)
-                attempt.add_done_callback(self._attempts.discard)
+            self._ready.extend((delivery, batch) for delivery in claimed.deliveries)
+            self._start(group)
         return found
+
+    def _start(self, group: asyncio.TaskGroup) -> None:
+        """Begins the next attempts, a wave at a time: few connections and warm caches where answers are quick."""
+        while self._ready and self._posting < WAVE:
+            delivery, batch = self._ready.popleft()
+            self._posting += 1
+            attempt = group.create_task(self._attempt(delivery, batch, self._wave, group))
+            self._attempts.add(attempt)
+            attempt.add_done_callback(self._attempts.discard)
+        if self._ready and self._next_wave is None:
+            self._next_wave = asyncio.get_running_loop().call_later(WAVE_S, self._begin_wave, group)
+
+    def _begin_wave(self, group: asyncio.TaskGroup) -> None:
+        """Waits no longer for those that are slow."""
+        self._wave += 1
+        self._posting = 0
+        self._next_wave = None
+        self._start(group)
 
     async def _woken(self, within_s: float) -> bool:
         """Waits until there may be something to claim; False when nobody said so in time."""
@@ -166,7 +193,7 @@ class Dispatcher:
             return False
         return True
 
-    async def _attempt(self, delivery: Delivery, batch: _Batch) -> None:
+    async def _attempt(self, delivery: Delivery, batch: _Batch, wave: int, group: asyncio.TaskGroup) -> None:
         started_at = self._clock.now()
         target = delivery.target
         try:
@@ -185,8 +212,11 @@ class Dispatcher:
         self._finished.append(settlement)
         self._some_finished.set()
         batch.left -= 1
-        if batch.left == batch.half:
+        if batch.left == batch.half and not self._short:
             self._wake.set()
+        if wave == self._wave:
+            self._posting -= 1
+            self._start(group)
 
     def _failed(self, delivery: Delivery, started_at: datetime, reply: Reply) -> Settlement:
         outcome = Outcome(reply.status, reply.error, reply.retry_after)
