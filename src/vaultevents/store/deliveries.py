@@ -161,7 +161,7 @@ async def settle(database: Database, settlements: Sequence[Settlement], parking:
             _column([one.timing.tls_ms for one in ordered]),
             _column([one.timing.first_byte_ms for one in ordered]),
         )
-        ids = {row["delivery_id"] for row in rows}
+        ids = {row[0] for row in rows}
         held = [settlement for settlement in settlements if settlement.delivery.id in ids]
         for webhook_id, seconds in sorted(_pauses(held).items()):
             await connection.execute(_PAUSE, webhook_id, seconds)
@@ -193,39 +193,8 @@ def _column(values: list[Any]) -> list[Any] | None:
     return values if any(value is not None for value in values) else None
 
 
-# The lease is proved by taking the row out of the queue, or by scheduling it anew.
 _SETTLE = """
-with result as (
-    select * from unnest($1::text[], $2::bigint[], $3::uuid[], $4::integer[], $5::text[], $6::float8[],
-        $7::timestamptz[], $8::integer[], $9::smallint[], $10::text[], $11::text[], $12::text[],
-        $13::integer[], $14::integer[], $15::integer[], $16::integer[])
-    as r (webhook_id, id, lease, number, state, after_s, started_at, duration_ms, status, error, excerpt, address,
-        dns_ms, connect_ms, tls_ms, first_byte_ms)
-), ended as (
-    delete from queue q using result r
-    where q.webhook_id = r.webhook_id and q.delivery_id = r.id and r.lease = q.lease and r.after_s is null
-    returning q.delivery_id
-), postponed as (
-    update queue q set lease = null, attempts = r.number, due_at = db_now() + make_interval(secs => r.after_s)
-    from result r
-    where q.webhook_id = r.webhook_id and q.delivery_id = r.id and r.lease = q.lease and r.after_s is not null
-    returning q.delivery_id
-), held as (
-    select r.* from (select delivery_id from ended union all select delivery_id from postponed) mine
-    join result r on r.id = mine.delivery_id order by r.id
-), settled as (
-    update deliveries d set
-        state = case when h.state = 'delivered' or d.state = 'scheduled' then h.state
-                     when d.state = 'parked' and h.state = 'exhausted' then h.state else d.state end,
-        finished_at = case when h.state in ('delivered', 'exhausted') then db_now() else d.finished_at end,
-        attempts = h.number
-    from held h where d.id = h.id
-)
-insert into attempts (delivery_id, number, started_at, duration_ms, status, error, excerpt, address,
-    dns_ms, connect_ms, tls_ms, first_byte_ms)
-select id, number, started_at, duration_ms, status, error, excerpt, address,
-    dns_ms, connect_ms, tls_ms, first_byte_ms from held
-returning delivery_id
+select * from settle_deliveries($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
 """
 
 _PAUSE = """
