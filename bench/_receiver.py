@@ -40,7 +40,11 @@ class Receiver(asyncio.Protocol):
             self._buffer = data
             return
         self._buffer = b""
-        if not data.startswith(HANGS):
+        self.answer(data)
+
+    def answer(self, request: bytes) -> None:
+        """A whole request has arrived."""
+        if not request.startswith(HANGS):
             self._transport.write(ANSWER)
 
 

@@ -373,7 +373,7 @@ async def test_a_commit_wakes_the_dispatcher_at_once(lone_database: Database, re
     async with dispatching(lone_database, receivers.ca_path, poll_s=30):
         await listening(lone_database)
         for number in range(5):
-            await asyncio.sleep(0.05)  # it has gone to sleep
+            await asyncio.sleep(0.2)  # it has gone to sleep
             await commit(box, funding(number))
             committed = time.monotonic()
             delays.append((await hook.arrivals(number + 1))[-1].at_s - committed)
@@ -390,7 +390,7 @@ async def test_without_the_notice_it_would_sleep_on(
     hook = await subscribe(lone_database, receivers, "hook")
     async with dispatching(lone_database, receivers.ca_path, poll_s=30):
         await listening(lone_database)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.3)
         await commit(box, funding(1))
         with pytest.raises(TimeoutError):
             await hook.arrivals(1, timeout_s=0.5)

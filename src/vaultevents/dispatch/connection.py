@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Final, cast
 
 import httptools
@@ -47,29 +47,31 @@ class Connection(asyncio.Protocol):
         self.usable = True
         self.idle_since_s = 0.0
         self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[Answer] | None = None
+        self._done: Callable[[Answer], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
-    def post(self, data: bytes, deadline_s: float) -> asyncio.Future[Answer]:
-        """Sends a whole request; the answer is there at the latest at `deadline_s` of the loop's clock."""
+    def post(self, data: bytes, deadline_s: float, done: Callable[[Answer], None]) -> None:
+        """Sends a whole request; `done` is called with its answer, at the latest at `deadline_s` (loop's clock)."""
         self._answer = Answer()
         self._parser = httptools.HttpResponseParser(self)
         self._header_bytes = self._header_lines = self._unparsed_bytes = self._interim = 0
         self._in_body = self._ended = self._begun_again = False
-        self._waiter = self._loop.create_future()
+        self._done = done
         self._timer = self._loop.call_at(deadline_s, self._expire)
         self._transport.write(data)
-        return self._waiter
 
     def close(self) -> None:
-        """Ends the connection without waiting for anybody; what is under way fails."""
+        """Ends the connection at once; nobody is told of what was under way."""
         self.usable = False
+        if self._done is not None:
+            self._done = None
+            self._timer.cancel()
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._waiter is None:  # nobody asked for anything
+        if self._done is None:  # nobody asked for anything
             self.close()
             return
         answer = self._answer
@@ -102,7 +104,7 @@ class Connection(asyncio.Protocol):
 
     def _lost(self, problem: Exception | None) -> None:
         self.usable = False
-        if self._waiter is not None:
+        if self._done is not None:
             self._fail(problem or ConnectionResetError("the connection ended without an answer"))
 
     def _expire(self) -> None:
@@ -116,15 +118,14 @@ class Connection(asyncio.Protocol):
         self._finish(keep=False)
 
     def _finish(self, *, keep: bool) -> None:
-        waiter = self._waiter
-        if waiter is None:
+        done = self._done
+        if done is None:
             return
-        self._waiter = None
+        self._done = None
         self._timer.cancel()
         if not keep:
             self.close()
-        if not waiter.done():
-            waiter.set_result(self._answer)
+        done(self._answer)  # which may post again: nothing of this answer is needed after it
 
     # What the parser calls.
 

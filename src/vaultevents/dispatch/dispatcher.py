@@ -13,7 +13,7 @@ import contextlib
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -74,6 +74,18 @@ class _Batch:
         self.claimed_at_s = claimed_at_s
         self.left = number
         self.half = number // 2
+
+
+class _Attempt:
+    """One attempt that is under way."""
+
+    __slots__ = ("batch", "delivery", "started_at", "wave")
+
+    def __init__(self, delivery: Delivery, batch: _Batch, wave: int, started_at: datetime) -> None:
+        self.delivery = delivery
+        self.batch = batch
+        self.wave = wave
+        self.started_at = started_at
 
 
 class Dispatcher:
@@ -171,9 +183,7 @@ class Dispatcher:
         while self._ready and self._posting < WAVE:
             delivery, batch = self._ready.popleft()
             self._posting += 1
-            attempt = group.create_task(self._attempt(delivery, batch, self._wave, group))
-            self._attempts.add(attempt)
-            attempt.add_done_callback(self._attempts.discard)
+            self._attempt(_Attempt(delivery, batch, self._wave, self._clock.now()), group)
         if self._ready and self._next_wave is None:
             self._next_wave = asyncio.get_running_loop().call_later(WAVE_S, self._begin_wave, group)
 
@@ -193,28 +203,54 @@ class Dispatcher:
             return False
         return True
 
-    async def _attempt(self, delivery: Delivery, batch: _Batch, wave: int, group: asyncio.TaskGroup) -> None:
-        started_at = self._clock.now()
+    def _attempt(self, attempt: _Attempt, group: asyncio.TaskGroup) -> None:
+        delivery, at = attempt.delivery, attempt.started_at
         target = delivery.target
+
+        def answered(reply: Reply) -> None:
+            try:
+                self._answered(attempt, reply, group)
+            except Exception as bug:  # in the event loop's hands it would only be logged
+                self._bug(bug, group)
+
         try:
             headers = self._signer.headers(
-                target.webhook_id, target.secrets, delivery.event_id, delivery.body, delivery.attempt, started_at
+                target.webhook_id, target.secrets, delivery.event_id, delivery.body, delivery.attempt, at
             )
         except SealBroken as problem:
             log.error("secret_unreadable", webhook_id=target.webhook_id, problem=str(problem))
-            reply = Reply(None, "sealed", None, "", 0, None)
-        else:
-            reply = await self._sender.send(target.url, delivery.body, headers)
+            asyncio.get_running_loop().call_soon(answered, Reply(None, "sealed", None, "", 0, None))
+            return
+        if not self._sender.try_post(target.url, delivery.body, headers, answered):
+            task = group.create_task(self._connect_and_post(delivery, headers, answered))
+            self._attempts.add(task)
+            task.add_done_callback(self._attempts.discard)
+
+    async def _connect_and_post(
+        self, delivery: Delivery, headers: Mapping[str, str], answered: Callable[[Reply], None]
+    ) -> None:
+        answered(await self._sender.send(delivery.target.url, delivery.body, headers))
+
+    def _bug(self, bug: Exception, group: asyncio.TaskGroup) -> None:
+        """Ends the dispatcher with it, as every other bug does."""
+
+        async def fail() -> None:
+            raise bug
+
+        self._attempts.add(group.create_task(fail()))
+
+    def _answered(self, attempt: _Attempt, reply: Reply, group: asyncio.TaskGroup) -> None:
         if reply.status is not None and 200 <= reply.status < 300:
-            settlement = _settlement(delivery, "delivered", started_at, reply)
+            settlement = _settlement(attempt.delivery, "delivered", attempt.started_at, reply)
         else:
-            settlement = self._failed(delivery, started_at, reply)
+            settlement = self._failed(attempt.delivery, attempt.started_at, reply)
         self._finished.append(settlement)
         self._some_finished.set()
+        batch = attempt.batch
         batch.left -= 1
         if batch.left == batch.half and not self._short:
             self._wake.set()
-        if wave == self._wave:
+        if attempt.wave == self._wave:
             self._posting -= 1
             self._start(group)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
@@ -111,6 +111,7 @@ class Sender:
         self._connect_timeout_s = connect_timeout_s
         self._total_timeout_s = total_timeout_s
         self._pool = Pool(KEEP_ALIVE_S, IDLE_CONNECTIONS, DIALS, PATIENCE_S)
+        self._busy: set[Connection] = set()
         self._target = lru_cache(maxsize=4096)(self._parse)
 
     async def __aenter__(self) -> Self:
@@ -120,6 +121,8 @@ class Sender:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for connection in tuple(self._busy):
+            connection.close()
         self._pool.close()
         await self._guard.close()
 
@@ -130,6 +133,21 @@ class Sender:
         head = f"POST {vetted.raw_path_qs} HTTP/1.1\r\nhost: {vetted.host_port_subcomponent}\r\n"
         return _Target(origin, head.encode("ascii"))
 
+    def try_post(self, url: str, body: bytes, headers: Mapping[str, str], done: Callable[[Reply], None]) -> bool:
+        """One attempt, if a kept connection is at hand: `done` is called with its reply, unless this sender closes.
+
+        False: nothing was done, `send` has to. It is the quick way of a busy dispatcher, without a task of its own.
+        """
+        try:
+            target = self._target(url)
+        except InputError:
+            return False
+        connection = self._pool.take(target.origin)
+        if connection is None:
+            return False
+        self._post(target, connection, body, headers, (self._clock(), NO_TIMING), done)
+        return True
+
     async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> Reply:
         """One attempt, over within the total deadline. A header with a line break is a `ValueError`."""
         started_s = self._clock()
@@ -137,25 +155,46 @@ class Sender:
             target = self._target(url)
         except InputError:
             return Reply(None, "refused_url", None, "", 0, None)
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        if "\0" in lines or lines.count("\r") != len(headers) or lines.count("\n") != len(headers):
-            raise ValueError("a header has a line break")
+        _header_lines(headers)
         timing = NO_TIMING
         connection = self._pool.take(target.origin)
         if connection is None:
             try:
                 connection, timing = await self._connect(target.origin, started_s)
             except _NotConnected as problem:
-                return Reply(None, problem.kind, None, "", round((self._clock() - started_s) * 1000), problem.address)
-        request = b"%scontent-length: %d\r\n%s\r\n%s" % (target.head, len(body), lines.encode("latin-1"), body)
+                return Reply(None, problem.kind, None, "", _ms(self._clock() - started_s), problem.address)
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._post(target, connection, body, headers, (started_s, timing), reply.set_result)
         try:
-            answer = await connection.post(request, started_s + self._total_timeout_s)
-        except BaseException:
-            connection.close()
+            return await reply
+        except asyncio.CancelledError:
+            if not reply.done() or reply.cancelled():
+                connection.close()
+                self._give_back(target.origin, connection)
             raise
-        finally:
-            self._pool.put(target.origin, connection)
-        return _reply(answer, connection.address, started_s, self._clock(), timing)
+
+    def _post(
+        self,
+        target: _Target,
+        connection: Connection,
+        body: bytes,
+        headers: Mapping[str, str],
+        begun: tuple[float, Timing],
+        done: Callable[[Reply], None],
+    ) -> None:
+        request = b"%scontent-length: %d\r\n%s\r\n%s" % (target.head, len(body), _header_lines(headers), body)
+
+        def answered(answer: Answer) -> None:
+            reply = _reply(answer, connection.address, begun[0], self._clock(), begun[1])
+            self._give_back(target.origin, connection)
+            done(reply)
+
+        self._busy.add(connection)
+        connection.post(request, begun[0] + self._total_timeout_s, answered)
+
+    def _give_back(self, origin: _Origin, connection: Connection) -> None:
+        self._busy.discard(connection)
+        self._pool.put(origin, connection)
 
     async def _connect(self, origin: _Origin, started_s: float) -> tuple[Connection, Timing]:
         """A connection within the time for DNS, TCP and TLS together, and how long each of them took.
@@ -208,6 +247,13 @@ class Sender:
             tls_ms=_ms(encrypted_s - connected_s) if origin.is_tls else None,
         )
         return connection, timing
+
+
+def _header_lines(headers: Mapping[str, str]) -> bytes:
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if "\0" in lines or lines.count("\r") != len(headers) or lines.count("\n") != len(headers):
+        raise ValueError("a header has a line break")
+    return lines.encode("latin-1")
 
 
 def _reply(answer: Answer, address: str, started_s: float, ended_s: float, timing: Timing) -> Reply:
