@@ -150,7 +150,8 @@ with filters as (
 ), ledger as (
     select coalesce(e.account_id, d.account_id, w.account_id) collate "C" as account_id, e.id collate "C" as event_id,
         webhook_id collate "C" as webhook_id, is_due, coalesce(d.recovered, g.recovered) as recovered,
-        d.id as delivery_id, coalesce(d.state, g.state) as state, g.state is not null as was_pruned, d.attempts, d.finished_at, q.delivery_id is not null as queued, q.lease,
+        d.id as delivery_id, coalesce(d.state, g.state) as state, g.state is not null as was_pruned,
+        d.attempts, d.finished_at, q.delivery_id is not null as queued, q.lease,
         w.id as known_webhook, w.active, w.deleted_at is not null as deleted,
         coalesce(p.posted, 0) as posted, p.lowest, p.highest, coalesce(p.accepted, 0) as accepted, p.unclear,
         coalesce(s.resent, 0) as resent, coalesce(s.booked, 0) as booked, s.vague

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
+from vaultevents.core.errors import InputError
 from vaultevents.store.pool import Connection, Database
 
-LEAST_DAYS: Final = 1
-"""What finished more recently is never pruned: a resend or an attempt in flight may still concern it."""
+LEAST_AGE: Final = timedelta(days=1)
+"""What finished more recently is never pruned: whoever looks into a problem of today finds its attempts."""
 LOOKED_AT: Final = 1_000
 """How many deliveries one transaction looks at."""
 
@@ -35,37 +36,37 @@ class Pruned:
 
 async def prune(
     database: Database,
-    older_than_days: int,
+    older_than: timedelta,
     *,
     pause_s: float,
     dry_run: bool = False,
     looked_at: int = LOOKED_AT,
-    progress: Callable[[int, int, Pruned], None] = lambda _looked_at, _of, _so_far: None,
+    progress: Callable[[int, int], None] = lambda _looked_at, _of: None,
 ) -> Pruned:
-    """Removes what was finished more than `older_than_days` ago by the database's clock, oldest first.
+    """Removes what was finished more than `older_than` ago by the database's clock, oldest first.
 
-    Each `looked_at` deliveries are a transaction of its own, with a pause of `pause_s` after it: it can be killed at any
-    point, and two may run at once. `progress` is told about how many deliveries were looked at, and out of how many.
-    With `dry_run` it only counts. Raises `ValueError` for less than `LEAST_DAYS`.
+    Each `looked_at` deliveries are a transaction of their own, with a pause of `pause_s` after it: it can be killed at
+    any point, and two may run at once. `progress` is told about how many deliveries were looked at, out of how many.
+    With `dry_run` it only counts. Raises `InputError` for less than `LEAST_AGE`.
     """
-    if older_than_days < LEAST_DAYS:
-        raise ValueError(f"what finished less than {LEAST_DAYS} day ago is not pruned")
+    if older_than < LEAST_AGE:
+        raise InputError(f"what finished less than {LEAST_AGE.days} day ago is not pruned: give a longer time")
+    horizon = await database.now() - older_than
     async with database.transaction() as connection:
-        horizon: datetime = await connection.fetchval(
-            "select db_now() - make_interval(days => $1::integer)", older_than_days
-        )
         first, last = await _ids(connection, horizon)
+    progress(0, last - first + 1)
     total, after = Pruned(), first - 1
     while after < last:
         async with database.transaction() as connection:
-            if not dry_run:
-                await connection.execute("set local enable_hashjoin = off; set local enable_mergejoin = off")
-            row = await connection.fetchrow(_COUNT if dry_run else _PRUNE, after, last, looked_at, horizon)
+            await connection.execute(_BY_INDEX)
+            row = await connection.fetchrow(
+                f"{_OLD} {_COUNTED if dry_run else _REMOVED}", after, last, looked_at, horizon
+            )
         if row["reached"] is None:
             break
         after = row["reached"]
         total += Pruned(row["deliveries"], row["attempts"], row["resends"])
-        progress(after - first + 1, last - first + 1, total)
+        progress(after - first + 1, last - first + 1)
         await asyncio.sleep(pause_s)
     return total + Pruned(resends=await _prune_tests(database, horizon, pause_s, looked_at, dry_run=dry_run))
 
@@ -88,8 +89,10 @@ async def _ids(connection: Connection, horizon: datetime) -> tuple[int, int]:
     return row["first"], low
 
 
-# A delivery in the queue is still in flight, and one that was resent of late is of interest. The attempts go by the
-# index of their key: the plan is told, since a table that was just filled has no statistics.
+# The plan is held to the indexes, whatever the statistics of a table that has just grown or shrunk say.
+_BY_INDEX = "set local enable_hashjoin = off; set local enable_mergejoin = off; set local enable_seqscan = off"
+
+# A delivery in the queue is still in flight, and one that was resent of late is of interest.
 _OLD = """
 with looked_at as materialized (
     select d.id from deliveries d where d.id > $1 and d.id <= $2 order by d.id limit $3
@@ -99,14 +102,12 @@ with looked_at as materialized (
         and not exists (select from queue q where q.webhook_id = d.webhook_id and q.delivery_id = d.id)
         and not exists (select from resends r where r.webhook_id = d.webhook_id and r.event_seq = d.event_seq
             and (r.finished_at is null or r.finished_at >= $4))
-    order by d.id {lock}
-)
+    order by d.id
 """
 
-_PRUNE = (
-    _OLD.format(lock="for update of d skip locked")
-    + """
-, kept as (
+_REMOVED = """
+    for update of d skip locked
+), kept as (
     insert into pruned as p (webhook_id, chunk, state, recovered, events)
     select webhook_id, event_seq >> 14, state, recovered, range_agg(int8range(event_seq, event_seq, '[]'))
     from old group by 1, 2, 3, 4 order by 1, 2, 3, 4  -- the order of every pruning, lest two wait in a circle
@@ -122,16 +123,13 @@ _PRUNE = (
 select (select max(id) from looked_at) as reached, (select count(*) from gone) as deliveries,
     (select count(*) from attempted) as attempts, (select count(*) from resent) as resends
 """
-)
 
-_COUNT = (
-    _OLD.format(lock="")
-    + """
+_COUNTED = """
+)
 select (select max(id) from looked_at) as reached, (select count(*) from old) as deliveries,
     (select count(*) from attempts a join old on a.delivery_id = old.id) as attempts,
     (select count(*) from resends r join old using (webhook_id, event_seq)) as resends
 """
-)
 
 
 async def _prune_tests(database: Database, horizon: datetime, pause_s: float, at_once: int, *, dry_run: bool) -> int:
