@@ -221,6 +221,12 @@ class OperatorSettings(Section):
     webhook_url: Url | None = None
 
 
+class RetentionSettings(Section):
+    """How long finished deliveries are kept with their attempts; 0 days: for good."""
+
+    keep_days: int = Field(default=0, ge=0, le=36_500)
+
+
 class LogSettings(Section):
     """What is logged, and how."""
 
@@ -259,6 +265,7 @@ class Settings(BaseSettings):
     delivery: DeliverySettings = DeliverySettings()
     api: ApiSettings = ApiSettings()
     operator: OperatorSettings = OperatorSettings()
+    retention: RetentionSettings = RetentionSettings()
     log: LogSettings = LogSettings()
 
     @property

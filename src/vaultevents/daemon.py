@@ -9,6 +9,7 @@ import random
 import socket
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Literal
 
@@ -45,7 +46,7 @@ from vaultevents.opening import (
     url_rules,
     while_lost,
 )
-from vaultevents.store import feed, mutations
+from vaultevents.store import feed, mutations, retention
 from vaultevents.store.apikeys import KeyRing
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.outbox import Outbox
@@ -60,6 +61,9 @@ ROLES: tuple[Role, ...] = ("watch", "dispatch", "api")
 REJOIN_PAUSE_S = 0.5
 CLOCK_CHECK_S = 30.0
 FORGET_S = 30.0
+PRUNE_EVERY_S = 3600.0
+PRUNE_PAUSE_S = 1.0
+"""After each thousand deliveries, so that nothing else notices."""
 OTHER_FILES = 512
 """What the database, the nodes, the API's callers and the process itself may have open."""
 
@@ -92,6 +96,8 @@ async def serve(
         dispatching = group.create_task(_dispatch(settings, store, clock, stop)) if "dispatch" in only else None
         telling = group.create_task(_tell(settings, store, clock, operator, stop)) if "dispatch" in only else None
         answering = group.create_task(_answer(settings, store, clock, listener, stop)) if listener else None
+        if watching is not None and settings.retention.keep_days:  # one process watches, many may dispatch
+            keepers.append(group.create_task(_prune(store.database, timedelta(days=settings.retention.keep_days))))
         if watching is not None:
             for setting, never in switched_off(settings).items():
                 log.warning("source_off", setting=setting, never_sent=never)
@@ -260,6 +266,16 @@ async def _forget(database: Database) -> None:
         with contextlib.suppress(DatabaseUnavailable):
             await mutations.forget(database)
         await asyncio.sleep(FORGET_S)
+
+
+async def _prune(database: Database, older_than: timedelta) -> None:
+    """Removes old finished deliveries, slowly."""
+    while True:
+        with contextlib.suppress(DatabaseUnavailable):
+            pruned = await retention.prune(database, older_than, pause_s=PRUNE_PAUSE_S)
+            if pruned != retention.Pruned():
+                log.info("pruned", **asdict(pruned))
+        await asyncio.sleep(PRUNE_EVERY_S)
 
 
 async def _keep_time(database: Database, clock: ServiceClock) -> None:

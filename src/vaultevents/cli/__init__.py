@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import typer
 
-from vaultevents.cli import access, audit, call, demo, inspect, keys, listen, operate, register, report
+from vaultevents.cli import access, audit, call, demo, inspect, keys, listen, operate, prune, register, report
 from vaultevents.core.errors import DatabaseUnavailable, InputError, SourceUnavailable, VaulteventsError
 from vaultevents.telemetry import redact
 
@@ -27,6 +27,7 @@ demo.add_to(app)
 listen.add_to(app)
 call.add_to(app)
 keys.add_to(app)
+prune.add_to(app)
 app.add_typer(register.account, name="account")
 app.add_typer(register.vault, name="vault")
 app.add_typer(register.webhook, name="webhook")

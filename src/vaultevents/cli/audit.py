@@ -59,7 +59,7 @@ async def _audited(settings: Settings, account_id: str | None) -> Audit:
 
 
 def _tell(found: Audit) -> None:
-    say(f"deliveries  {_counts(found.states)}")
+    say(f"deliveries  {_counts(found.states)}{f' ({found.pruned} of them pruned)' if found.pruned else ''}")
     for breach in found.breaches:
         event = breach.event_id or "an unknown event"
         say(f"BREACH      {event} × {breach.webhook_id} ({breach.account_id or 'no account'}): {breach.problem}")
@@ -81,7 +81,8 @@ def _counts(states: dict[str, int]) -> str:
 class RowProgress:
     """Shows how far a reading of many rows is: a bar with an ETA on a terminal, a log line now and then in a pipe."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str = "audit") -> None:
+        self._kind = kind
         self._console = Console(stderr=True)
         self._begin_s = self._said_at_s = time.monotonic()
         self._progress = Progress(
@@ -93,7 +94,7 @@ class RowProgress:
             console=self._console,
             transient=True,
         )
-        self._bar = self._progress.add_task("deliveries", total=None)
+        self._bar = self._progress.add_task(kind, total=None)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -113,8 +114,8 @@ class RowProgress:
             self._progress.update(self._bar, total=expected if read else None, completed=read)
         elif read == 0:
             self._begin_s = self._said_at_s = now_s
-            log.info("audit_started", deliveries=expected)
+            log.info(f"{self._kind}_started", deliveries=expected)
         elif now_s - self._said_at_s >= PLAIN_EVERY_S:
             self._said_at_s = now_s
             left_s = round((expected - read) * (now_s - self._begin_s) / read)
-            log.info("progress", kind="audit", done_rows=read, of_rows=expected, left_s=left_s)
+            log.info("progress", kind=self._kind, done_rows=read, of_rows=expected, left_s=left_s)

@@ -40,9 +40,13 @@ class AccountLedger:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """`breaches` are the first ones, `broken` is how many there are; the accounts are sorted by id."""
+    """`breaches` are the first ones, `broken` is how many there are; the accounts are sorted by id.
+
+    `states` and the ledgers of the accounts count pruned deliveries as what they were; `pruned` is how many those are.
+    """
 
     states: dict[str, int]
+    pruned: int
     broken: int
     breaches: tuple[Breach, ...]
     accounts: tuple[AccountLedger, ...]
@@ -65,11 +69,12 @@ async def audit(
     owners = {row["id"]: _Running() for row in accounts}
     total: Counter[str] = Counter()
     breaches: list[Breach] = []
-    broken = read = 0
+    broken = read = pruned = 0
     rows = connection.cursor(_PROOF, account_id, prefetch=ROWS_AT_ONCE, timeout=PROOF_WITHIN_S)
     progress(0, expected)
-    async for owner, event_id, webhook_id, state, problems in rows:
+    async for owner, event_id, webhook_id, state, is_pruned, problems in rows:
         read += 1
+        pruned += is_pruned
         if state is not None:
             total[state] += 1
         if state is not None and event_id is not None:
@@ -80,7 +85,7 @@ async def audit(
         if read % ROWS_AT_ONCE == 0:
             progress(read, max(read, expected))
     ledgers = (AccountLedger(one, dict(running.states), running.digest) for one, running in sorted(owners.items()))
-    return Audit(dict(total), broken, tuple(breaches), tuple(ledgers))
+    return Audit(dict(total), pruned, broken, tuple(breaches), tuple(ledgers))
 
 
 class _Running:
@@ -100,14 +105,17 @@ class _Running:
 
 
 _COUNT = """
-select count(*) from deliveries d where $1::text is null
-    or exists (select from events e where e.seq = d.event_seq and e.account_id = $1)
+select (select count(*) from deliveries d where $1::text is null
+        or exists (select from events e where e.seq = d.event_seq and e.account_id = $1))
+    + (select coalesce(sum(upper(span) - lower(span)), 0)::bigint from pruned p, unnest(p.events) span
+        where $1::text is null or exists (select from webhooks w where w.id = p.webhook_id and w.account_id = $1))
 """
 
 # What was due is told from the history of the filters alone: each revision of a webhook's filter holds until its next
 # one. What was not due may be delivered by `recover`; its row says so (D11). Nothing relies on a constraint, since a
 # restored copy may have lost it: so the outer joins, and `place` for a second row of the same event and webhook. One
-# sort serves `place` and the order of the answer, and it is by bytes whatever the locale of the database.
+# sort serves `place` and the order of the answer, and it is by bytes whatever the locale of the database. A pruned
+# delivery is a row like the others, but for what only its attempts could prove.
 _PROOF = """
 with filters as (
     select r.*, lead(revision) over (partition by webhook_id order by revision) as next_revision
@@ -123,6 +131,10 @@ with filters as (
     select d.*, coalesce(e.account_id, w.account_id) as account_id
     from deliveries d left join events e on e.seq = d.event_seq left join webhooks w on w.id = d.webhook_id
     where $1::text is null or coalesce(e.account_id, w.account_id) = $1
+), gone as (
+    select event_seq, p.webhook_id, p.state, p.recovered
+    from pruned p, unnest(p.events) span, generate_series(lower(span), upper(span) - 1) event_seq
+    where $1::text is null or exists (select from webhooks w where w.id = p.webhook_id and w.account_id = $1)
 ), posts as (
     select delivery_id, count(*) as posted, min(number) as lowest, max(number) as highest,
         count(*) filter (where status between 200 and 299) as accepted,
@@ -136,13 +148,15 @@ with filters as (
         and ($1::text is null or exists (select from events e where e.seq = r.event_seq and e.account_id = $1))
     group by r.event_seq, r.webhook_id
 ), ledger as (
-    select coalesce(e.account_id, d.account_id) collate "C" as account_id, e.id collate "C" as event_id,
-        webhook_id collate "C" as webhook_id, is_due, d.recovered,
-        d.id as delivery_id, d.state, d.attempts, d.finished_at, q.delivery_id is not null as queued, q.lease,
+    select coalesce(e.account_id, d.account_id, w.account_id) collate "C" as account_id, e.id collate "C" as event_id,
+        webhook_id collate "C" as webhook_id, is_due, coalesce(d.recovered, g.recovered) as recovered,
+        d.id as delivery_id, coalesce(d.state, g.state) as state, g.state is not null as was_pruned,
+        d.attempts, d.finished_at, q.delivery_id is not null as queued, q.lease,
         w.id as known_webhook, w.active, w.deleted_at is not null as deleted,
         coalesce(p.posted, 0) as posted, p.lowest, p.highest, coalesce(p.accepted, 0) as accepted, p.unclear,
         coalesce(s.resent, 0) as resent, coalesce(s.booked, 0) as booked, s.vague
-    from due full join stored d using (event_seq, webhook_id) full join sent s using (event_seq, webhook_id)
+    from due full join stored d using (event_seq, webhook_id) full join gone g using (event_seq, webhook_id)
+        full join sent s using (event_seq, webhook_id)
         left join events e on e.seq = event_seq left join webhooks w on w.id = webhook_id
         left join posts p on p.delivery_id = d.id
         left join (select delivery_id, lease from queue) q on q.delivery_id = d.id
@@ -150,27 +164,29 @@ with filters as (
     select *, row_number() over (partition by account_id, event_id, webhook_id order by delivery_id) as place
     from ledger
 )
-select account_id, event_id, webhook_id, state, array_remove(array[
-    case when delivery_id is null then case when is_due then 'is missing' else 'resent without a delivery' end end,
-    case when delivery_id is not null and is_due is null and not recovered then 'was never due' end,
+select account_id, event_id, webhook_id, state, was_pruned and delivery_id is null as pruned, array_remove(array[
+    case when state is null then case when is_due then 'is missing' else 'resent without a delivery' end end,
+    case when was_pruned and delivery_id is not null then 'was pruned, and is there again' end,
+    case when state is not null and is_due is null and not recovered then 'was never due' end,
     case when is_due and recovered then 'was due, and only recovered' end,
     case when recovered and state not in ('delivered', 'exhausted') then 'recovered, but not finished' end,
     case when place > 1 then 'has more than one delivery' end,
-    case when delivery_id is not null and event_id is null then 'its event is not there' end,
+    case when state is not null and event_id is null then 'its event is not there' end,
     case when known_webhook is null then 'its webhook is not there' end,
     case when state not in ('scheduled', 'parked', 'delivered', 'exhausted', 'cancelled')
         then 'is in a state that there is not' end,
     case when attempts <> posted then 'its number of attempts is not that of its attempt rows' end,
     case when lowest <> 1 or highest <> posted then 'its attempt rows are not numbered 1, 2, 3 …' end,
     case when unclear or vague then 'an attempt has neither or both of status and error' end,
-    case when (state = 'delivered') <> (accepted + booked > 0)
+    case when delivery_id is not null and (state = 'delivered') <> (accepted + booked > 0)
         then 'delivered without a 2xx, or a 2xx without delivered' end,
     case when accepted > 1 then 'attempted again after a 2xx' end,
     case when state = 'exhausted' and posted = 0 and not (recovered and resent > 0)
         then 'exhausted without an attempt' end,
     case when state = 'scheduled' and not queued then 'scheduled, but not in the queue' end,
     case when state <> 'scheduled' and queued and lease is null then 'in the queue, but not scheduled' end,
-    case when (state in ('delivered', 'exhausted', 'cancelled')) <> (finished_at is not null)
+    case when delivery_id is not null
+        and (state in ('delivered', 'exhausted', 'cancelled')) <> (finished_at is not null)
         then 'finished without saying when, or the other way round' end,
     case when state in ('scheduled', 'parked') and deleted then 'pending for a deleted webhook' end,
     case when state = 'cancelled' and not deleted then 'cancelled for a webhook that is there' end,

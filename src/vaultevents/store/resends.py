@@ -92,6 +92,8 @@ with looked_at as materialized (
         and (w.vault_ids is null or e.vault_id = any(w.vault_ids))
         and not exists (select from deliveries d where d.event_seq = e.seq and d.webhook_id = w.id
             and d.state in ('scheduled', 'parked', 'delivered'))
+        and not exists (select from pruned p where p.webhook_id = w.id and p.chunk = e.seq >> 14
+            and p.events @> e.seq)
         and not exists (select from resends r where r.webhook_id = w.id and r.event_seq = e.seq
             and r.finished_at is null)
     order by e.created_at_ms, e.seq
@@ -200,7 +202,7 @@ async def settle_resends(database: Database, results: Sequence[ResendResult]) ->
     """Writes what came of the attempts whose lease is still held; how many those are.
 
     A 2xx makes the delivery `delivered`, anything else leaves its state. An event without a delivery gets one, marked
-    as recovered: `delivered` or `exhausted` (D11).
+    as recovered: `delivered` or `exhausted` (D11), unless it had one that was pruned meanwhile.
     """
     if not results:
         return 0
@@ -232,7 +234,7 @@ async def settle_resends(database: Database, results: Sequence[ResendResult]) ->
         of_events = [row for row in rows if row["event_seq"] is not None]
         accepted = {(row["event_seq"], row["webhook_id"]) for row in of_events if row["accepted"]}
         refused = {(row["event_seq"], row["webhook_id"]) for row in of_events} - accepted
-        for statement, deliveries in ((_LOCK, accepted), (_DELIVERED, accepted), (_EXHAUSTED, refused)):
+        for statement, deliveries in ((_LOCK, accepted | refused), (_DELIVERED, accepted), (_EXHAUSTED, refused)):
             await connection.execute(statement, *_columns(deliveries))
         await _leave_queue(connection, accepted)
     return len(held)
@@ -255,7 +257,8 @@ update webhooks set paused_until = greatest(paused_until, db_now() + make_interv
 """
 
 
-# In the order of the ids, as every settle: so they never wait in a circle.
+# In the order of the ids, as every settle: so they never wait in a circle. What is pruned just now is waited for, and
+# the statements after this one see that it was.
 _LOCK = """
 select from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id) join deliveries d using (event_seq, webhook_id)
 order by d.id for update of d
@@ -265,6 +268,8 @@ _DELIVERED = """
 insert into deliveries as d (event_seq, webhook_id, state, finished_at, recovered)
 select event_seq, webhook_id, 'delivered', db_now(), true
 from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id)
+where not exists (select from pruned p where p.webhook_id = a.webhook_id and p.chunk = a.event_seq >> 14
+    and p.events @> a.event_seq)
 on conflict (event_seq, webhook_id) do update set state = excluded.state, finished_at = excluded.finished_at
 where d.state <> 'delivered'
 """
@@ -273,6 +278,8 @@ _EXHAUSTED = """
 insert into deliveries (event_seq, webhook_id, state, finished_at, recovered)
 select event_seq, webhook_id, 'exhausted', db_now(), true
 from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id)
+where not exists (select from pruned p where p.webhook_id = a.webhook_id and p.chunk = a.event_seq >> 14
+    and p.events @> a.event_seq)
 on conflict (event_seq, webhook_id) do nothing
 """
 

@@ -1,0 +1,67 @@
+"""prune: what became of old deliveries is removed, and the ledger still adds up."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Annotated
+
+import typer
+
+from vaultevents.cli.audit import RowProgress
+from vaultevents.cli.console import ConfigOption, JsonOption, complete, put_json, say, settings_of
+from vaultevents.config import Settings
+from vaultevents.core.errors import InputError
+from vaultevents.opening import open_store
+from vaultevents.store import retention
+from vaultevents.store.retention import Pruned
+
+KEPT_DAYS = 90
+_DAYS = re.compile(r"(\d{1,5})d")
+PAUSE_S = 0.02
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("prune")(prune)
+
+
+def prune(
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What was finished longer ago, as in 30d (default: retention.keep_days, else {KEPT_DAYS}d).",
+            metavar="DAYS",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and remove nothing.")] = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove deliveries that were delivered or cancelled long ago, with their attempts.
+
+    Events stay, and so does what is pending or exhausted; the ledger still adds up. May run beside the daemon, and may
+    be stopped and started again.
+    """
+    settings = settings_of(config)
+    age = timedelta(days=settings.retention.keep_days or KEPT_DAYS) if older_than is None else _age(older_than)
+    pruned = complete(_pruned(settings, age, dry_run=dry_run))
+    if as_json:
+        put_json({"dry_run": dry_run, **asdict(pruned)})
+    else:
+        counts = f"{pruned.deliveries} deliveries, {pruned.attempts} attempts, {pruned.resends} resends"
+        say(f"{'would remove' if dry_run else 'removed'} {counts}")
+
+
+def _age(text: str) -> timedelta:
+    if (days := _DAYS.fullmatch(text)) is None:
+        raise InputError(f"--older-than '{text}' is not a number of days: write it as in {KEPT_DAYS}d")
+    return timedelta(days=int(days[1]))
+
+
+async def _pruned(settings: Settings, age: timedelta, *, dry_run: bool) -> Pruned:
+    async with open_store(settings) as store:
+        with RowProgress("prune") as progress:
+            return await retention.prune(
+                store.database, age, pause_s=PAUSE_S, dry_run=dry_run, progress=progress.advanced
+            )

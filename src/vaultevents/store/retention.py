@@ -1,0 +1,161 @@
+"""Removes old finished deliveries with their attempts, and keeps which they were (decisions D9, D11, D14).
+
+Delivered and cancelled deliveries go once they have been finished for long enough. Events, what is pending, and what is
+exhausted (P6: it can still be recovered) are never touched. In the transaction that removes a delivery, `pruned` takes
+its event and state in, so that at any moment the ledger knows every one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from vaultevents.core.errors import InputError
+from vaultevents.store.pool import Connection, Database
+
+LEAST_AGE: Final = timedelta(days=1)
+"""What finished more recently is never pruned: whoever looks into a problem of today finds its attempts."""
+LOOKED_AT: Final = 1_000
+"""How many deliveries one transaction looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """How many rows were removed, or would be."""
+
+    deliveries: int = 0
+    attempts: int = 0
+    resends: int = 0
+
+    def __add__(self, other: Pruned) -> Pruned:
+        return Pruned(self.deliveries + other.deliveries, self.attempts + other.attempts, self.resends + other.resends)
+
+
+async def prune(
+    database: Database,
+    older_than: timedelta,
+    *,
+    pause_s: float,
+    dry_run: bool = False,
+    looked_at: int = LOOKED_AT,
+    progress: Callable[[int, int], None] = lambda _looked_at, _of: None,
+) -> Pruned:
+    """Removes what was finished more than `older_than` ago by the database's clock, oldest first.
+
+    Each `looked_at` deliveries are a transaction of their own, with a pause of `pause_s` after it: it can be killed at
+    any point, and two may run at once. `progress` is told about how many deliveries were looked at, out of how many.
+    With `dry_run` it only counts. Raises `InputError` for less than `LEAST_AGE`.
+    """
+    if older_than < LEAST_AGE:
+        raise InputError(f"what finished less than {LEAST_AGE.days} day ago is not pruned: give a longer time")
+    horizon = await database.now() - older_than
+    async with database.transaction() as connection:
+        first, last = await _ids(connection, horizon)
+    progress(0, last - first + 1)
+    total, after = Pruned(), first - 1
+    while after < last:
+        async with database.transaction() as connection:
+            await connection.execute(_BY_INDEX)
+            row = await connection.fetchrow(
+                f"{_OLD} {_COUNTED if dry_run else _REMOVED}", after, last, looked_at, horizon
+            )
+        if row["reached"] is None:
+            break
+        after = row["reached"]
+        total += Pruned(row["deliveries"], row["attempts"], row["resends"])
+        progress(after - first + 1, last - first + 1)
+        await asyncio.sleep(pause_s)
+    return total + Pruned(resends=await _prune_tests(database, horizon, pause_s, looked_at, dry_run=dry_run))
+
+
+async def _ids(connection: Connection, horizon: datetime) -> tuple[int, int]:
+    """The first and the last id of the deliveries made before `horizon`; ids and times of creation rise together."""
+    row = await connection.fetchrow("select min(id) as first, max(id) as last from deliveries")
+    if row["first"] is None:
+        return 1, 0
+    low, high = row["first"] - 1, row["last"]  # `low` is before the horizon; nothing after `high` is
+    while low < high:
+        middle = (low + high + 1) // 2
+        created_at = await connection.fetchval(
+            "select created_at from deliveries where id <= $1 order by id desc limit 1", middle
+        )
+        if created_at < horizon:
+            low = middle
+        else:
+            high = middle - 1
+    return row["first"], low
+
+
+# The plan is held to the indexes, whatever the statistics of a table that has just grown or shrunk say.
+_BY_INDEX = "set local enable_hashjoin = off; set local enable_mergejoin = off; set local enable_seqscan = off"
+
+# A delivery in the queue is still in flight, and one that was resent of late is of interest.
+_OLD = """
+with looked_at as materialized (
+    select d.id from deliveries d where d.id > $1 and d.id <= $2 order by d.id limit $3
+), old as materialized (
+    select d.id, d.event_seq, d.webhook_id, d.state, d.recovered from looked_at join deliveries d using (id)
+    where d.state in ('delivered', 'cancelled') and d.finished_at < $4
+        and not exists (select from queue q where q.webhook_id = d.webhook_id and q.delivery_id = d.id)
+        and not exists (select from resends r where r.webhook_id = d.webhook_id and r.event_seq = d.event_seq
+            and (r.finished_at is null or r.finished_at >= $4))
+    order by d.id
+"""
+
+_REMOVED = """
+    for update of d skip locked
+), kept as (
+    insert into pruned as p (webhook_id, chunk, state, recovered, events)
+    select webhook_id, event_seq >> 14, state, recovered, range_agg(int8range(event_seq, event_seq, '[]'))
+    from old group by 1, 2, 3, 4 order by 1, 2, 3, 4  -- the order of every pruning, lest two wait in a circle
+    on conflict (webhook_id, chunk, state, recovered) do update set events = p.events + excluded.events
+), attempted as (
+    delete from attempts a using old where a.delivery_id = old.id returning 1
+), resent as (
+    delete from resends r using old
+    where r.webhook_id = old.webhook_id and r.event_seq = old.event_seq and r.finished_at is not null returning 1
+), gone as (
+    delete from deliveries d using old where d.id = old.id returning 1
+)
+select (select max(id) from looked_at) as reached, (select count(*) from gone) as deliveries,
+    (select count(*) from attempted) as attempts, (select count(*) from resent) as resends
+"""
+
+_COUNTED = """
+)
+select (select max(id) from looked_at) as reached, (select count(*) from old) as deliveries,
+    (select count(*) from attempts a join old on a.delivery_id = old.id) as attempts,
+    (select count(*) from resends r join old using (webhook_id, event_seq)) as resends
+"""
+
+
+async def _prune_tests(database: Database, horizon: datetime, pause_s: float, at_once: int, *, dry_run: bool) -> int:
+    """Removes tests, which are no events and have no delivery."""
+    if dry_run:
+        async with database.transaction() as connection:
+            found: int = await connection.fetchval(
+                "select count(*) from resends where event_seq is null and finished_at < $1", horizon
+            )
+        return found
+    total = 0
+    while True:
+        async with database.transaction() as connection:
+            gone: int = await connection.fetchval(_PRUNE_TESTS, horizon, at_once)
+        total += gone
+        if gone == 0:
+            return total
+        await asyncio.sleep(pause_s)
+
+
+_PRUNE_TESTS = """
+with gone as (
+    delete from resends where id in (
+        select id from resends where event_seq is null and finished_at < $1 order by id limit $2
+        for update skip locked
+    ) returning 1
+)
+select count(*) from gone
+"""
