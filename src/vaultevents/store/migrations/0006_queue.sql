@@ -9,7 +9,8 @@
 --   deliveries  loses the columns of the schedule.
 --   attempts    how long each phase took; null for what a kept connection skips, or what was not reached.
 --
--- Lock order everywhere: registry, cursors, events, webhooks, queue, deliveries.
+-- Lock order everywhere: registry, cursors, events, webhooks, resends, deliveries, queue. A settle takes rows out of the
+-- queue before it writes their deliveries, but only leased ones, which nobody else waits for.
 
 create table queue (
     webhook_id text not null,
