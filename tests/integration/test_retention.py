@@ -60,6 +60,11 @@ async def delivered(database: Database, number: int) -> tuple[Outbox, Subscripti
     return world
 
 
+async def next_event_is(database: Database, seq: int) -> None:
+    async with database.transaction() as connection:
+        await connection.execute(f"alter table events alter seq restart with {seq}")
+
+
 async def accept(database: Database) -> None:
     await settle(database, [settlement(one) for one in (await take(database)).deliveries])
 
@@ -270,9 +275,23 @@ async def test_recover_sends_nothing_that_was_pruned_and_still_all_that_was_miss
     assert await recover(any_database, made) == 0
 
 
+async def test_the_memory_lies_in_short_rows_and_recover_finds_each(database: Database) -> None:
+    """Each batch writes the rows to which it adds again, whole."""
+    await next_event_is(database, 1022)
+    _, made = await delivered(database, 4)
+    assert await prune(database) == Pruned(4, 4, 0)
+    assert await rows(database, "select chunk, events::text from pruned order by chunk") == [
+        {"chunk": 0, "events": "{[1022,1024)}"},
+        {"chunk": 1, "events": "{[1024,1026)}"},
+    ]
+    assert await recover(database, made) == 0
+    await assert_ledger(database)
+
+
 @pytest.mark.parametrize("status", [200, 500])
 async def test_what_is_pruned_while_it_is_resent_is_not_made_again(database: Database, status: int) -> None:
-    """The request was not there yet when the pruning looked."""
+    """The request was not there yet when the pruning looked. The two events lie in two rows of the memory."""
+    await next_event_is(database, 1023)
     _, made = await delivered(database, 2)
     await resend_all(database, made)
     assert await prune(database) == Pruned()  # it is waited for

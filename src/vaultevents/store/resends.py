@@ -92,7 +92,7 @@ with looked_at as materialized (
         and (w.vault_ids is null or e.vault_id = any(w.vault_ids))
         and not exists (select from deliveries d where d.event_seq = e.seq and d.webhook_id = w.id
             and d.state in ('scheduled', 'parked', 'delivered'))
-        and not exists (select from pruned p where p.webhook_id = w.id and p.chunk = e.seq >> 14
+        and not exists (select from pruned p where p.webhook_id = w.id and p.chunk = e.seq >> 10
             and p.events @> e.seq)
         and not exists (select from resends r where r.webhook_id = w.id and r.event_seq = e.seq
             and r.finished_at is null)
@@ -268,7 +268,7 @@ _DELIVERED = """
 insert into deliveries as d (event_seq, webhook_id, state, finished_at, recovered)
 select event_seq, webhook_id, 'delivered', db_now(), true
 from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id)
-where not exists (select from pruned p where p.webhook_id = a.webhook_id and p.chunk = a.event_seq >> 14
+where not exists (select from pruned p where p.webhook_id = a.webhook_id and p.chunk = a.event_seq >> 10
     and p.events @> a.event_seq)
 on conflict (event_seq, webhook_id) do update set state = excluded.state, finished_at = excluded.finished_at
 where d.state <> 'delivered'
@@ -278,7 +278,7 @@ _EXHAUSTED = """
 insert into deliveries (event_seq, webhook_id, state, finished_at, recovered)
 select event_seq, webhook_id, 'exhausted', db_now(), true
 from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id)
-where not exists (select from pruned p where p.webhook_id = a.webhook_id and p.chunk = a.event_seq >> 14
+where not exists (select from pruned p where p.webhook_id = a.webhook_id and p.chunk = a.event_seq >> 10
     and p.events @> a.event_seq)
 on conflict (event_seq, webhook_id) do nothing
 """

@@ -109,7 +109,7 @@ _REMOVED = """
     for update of d skip locked
 ), kept as (
     insert into pruned as p (webhook_id, chunk, state, recovered, events)
-    select webhook_id, event_seq >> 14, state, recovered, range_agg(int8range(event_seq, event_seq, '[]'))
+    select webhook_id, event_seq >> 10, state, recovered, range_agg(int8range(event_seq, event_seq, '[]'))
     from old group by 1, 2, 3, 4 order by 1, 2, 3, 4  -- the order of every pruning, lest two wait in a circle
     on conflict (webhook_id, chunk, state, recovered) do update set events = p.events + excluded.events
 ), attempted as (

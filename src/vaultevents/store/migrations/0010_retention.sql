@@ -4,7 +4,7 @@
 -- webhook that receives everything, and some 20 bytes a delivery for one that receives little.
 create table pruned (
     webhook_id text not null,
-    chunk bigint not null,                                      -- events.seq >> 14: a row stays small
+    chunk bigint not null,                                      -- events.seq >> 10: a row is rewritten by each batch
     state text not null check (state in ('delivered', 'cancelled')),
     recovered boolean not null,                                 -- as in deliveries
     events int8multirange not null,                             -- of events.seq
