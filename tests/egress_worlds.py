@@ -166,7 +166,8 @@ def _own_network() -> bool:
         return False
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     for address in ELSEWHERE:
-        subprocess.run(["ip", "address", "add", address, "dev", "lo"], check=True)
+        at_once = ["nodad"] if ":" in address else []  # else it cannot be bound for a moment
+        subprocess.run(["ip", "address", "add", address, "dev", "lo", *at_once], check=True)
     return True
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 
 import asyncpg
 import pytest
@@ -33,6 +34,7 @@ from vaultevents.store import customers, deliveries, mfa, resends
 from vaultevents.store.embedded import ServerAddress
 from vaultevents.store.mutations import Grant, StepUpRefused, TokenReplayed, action, forget, mutation
 from vaultevents.store.pool import Database, open_database
+from vaultevents.store.retention import prune
 
 pytestmark = pytest.mark.integration
 
@@ -292,7 +294,7 @@ async def test_tokens_are_remembered_for_a_minute(any_database: Database) -> Non
 
 OWN_ROWS_ONLY = {
     *("accounts", "vaults", "vault_spans", "events", "webhooks", "webhook_secrets", "webhook_revisions"),
-    *("deliveries", "queue", "resends", "attempts", "mfa_factors", "used_tokens", "idempotent_answers"),
+    *("deliveries", "queue", "resends", "attempts", "pruned", "mfa_factors", "used_tokens", "idempotent_answers"),
 }
 WITHOUT_AN_OWNER = {"registry", "feed"}
 WRITTEN_ONLY = {"notices"}  # for the operator: no account reads them
@@ -319,7 +321,11 @@ async def full_house(database: Database) -> None:
             await resends.request_test(connection, name, subscription.id, "test", b"{}")
     await commit(outbox, funding(1))
     await deliveries.settle(database, [settlement(one) for one in (await take(database)).deliveries])
+    await shift_clock(database, 2 * 24 * 3600)
+    await prune(database, timedelta(days=1), pause_s=0)
     await commit(outbox, funding(2))
+    await deliveries.settle(database, [settlement(one) for one in (await take(database)).deliveries])
+    await commit(outbox, funding(3))
 
 
 async def test_an_account_sees_its_own_rows_only_even_without_a_where_clause(any_database: Database) -> None:
