@@ -311,7 +311,7 @@ async def test_no_more_attempts_are_in_flight_than_allowed(any_database: Databas
         await gate.arrivals(7)
         await asyncio.sleep(0.1)
         assert gate.inside == 7
-        assert len(await values(any_database, "select 1 from queue where lease is not null")) == 7
+        assert len(await values(any_database, "select unnest(delivery_ids) from leases")) == 7
         gate.opened.set()
         await until(any_database, {"delivered": 40})
     assert (gate.most, gate.arrived) == (7, 40)
@@ -327,7 +327,7 @@ async def test_stopping_waits_for_what_is_in_flight_and_takes_nothing_more(any_d
         gate.opened.set()
     assert gate.arrived == 20
     assert await states(any_database) == {"delivered": 20, "scheduled": 30}
-    assert await values(any_database, "select 1 from queue where lease is not null") == []
+    assert await values(any_database, "select 1 from leases") == []
 
 
 async def test_stopping_waits_no_longer_than_it_may(any_database: Database, gate: Gate) -> None:
@@ -502,7 +502,7 @@ async def test_delivered_before_it_was_sent_would_be_seen(
         async with database.transaction() as connection:
             await connection.execute(
                 "update deliveries set state = 'delivered', finished_at = db_now()"
-                " where id in (select delivery_id from queue where lease = $1)",
+                " where id in (select unnest(delivery_ids) from leases where token = $1)",
                 lease,
             )
         return claimed

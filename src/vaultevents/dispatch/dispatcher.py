@@ -28,7 +28,16 @@ from vaultevents.core.streaks import DEFAULT_PARKING, Parking
 from vaultevents.dispatch.sender import Reply, Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.store.clock import ServiceClock
-from vaultevents.store.deliveries import AttemptState, Delivery, Parked, Settlement, claim, next_due_s, settle
+from vaultevents.store.deliveries import (
+    AttemptState,
+    Delivery,
+    Parked,
+    Settlement,
+    claim,
+    end_leases,
+    next_due_s,
+    settle,
+)
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Database
 
 log = structlog.get_logger("dispatch")
@@ -44,6 +53,9 @@ SLOW_S = 0.25
 
 QUIET_S = 0.02
 """After this long without a reason to claim, the queue is asked when the next is due."""
+
+LEASES_S = 1.0
+"""How often it is looked for leases whose time is over."""
 
 RECONNECT_S = 0.5
 
@@ -125,7 +137,7 @@ class Dispatcher:
         """
         async with asyncio.TaskGroup() as group:
             helpers = [group.create_task(self._listen()), group.create_task(self._settle_all())]
-            helpers.append(group.create_task(self._wake_on(stop)))
+            helpers += [group.create_task(self._end_leases()), group.create_task(self._wake_on(stop))]
             await self._claim_until(stop, group)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.drain_s):
@@ -300,6 +312,15 @@ class Dispatcher:
                 _tell(parked)
             self._in_flight -= len(batch)
             self._wake.set()
+
+    async def _end_leases(self) -> None:
+        """Takes over what a process that died or froze has left."""
+        while True:
+            with contextlib.suppress(DatabaseUnavailable):
+                if ended := await end_leases(self._database):
+                    log.warning("leases_ended", leases=ended)
+                    self._wake.set()
+            await asyncio.sleep(LEASES_S)
 
     async def _listen(self) -> None:
         """Wakes the claimer at each NOTIFY; the poll interval covers whatever is lost here."""

@@ -1,14 +1,15 @@
 """The queue: claim due deliveries under a lease, settle their attempts in batches (D5-D8, D14).
 
-A claim sets a fresh lease token and moves `due_at` to the end of the lease, so a dead process's rows come due again by
-themselves. Every later write carries the token: whoever lost the lease changes nothing.
+A claim leases what it takes, with a fresh token and until a moment. Whoever works ends the leases whose time is over:
+then what a dead process held is due again. Every later write proves the token: whoever lost the lease changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import accumulate
 from typing import Any, Literal
 from uuid import UUID
 
@@ -107,6 +108,20 @@ async def claim(database: Database, limit: int, lease: UUID, lease_s: float, per
 _CLAIM = "select * from claim_deliveries($1, $2, $3, $4)"
 
 
+async def end_leases(database: Database) -> int:
+    """Makes due again what nobody settled in time; how many leases that were. One that is being settled is let be."""
+    async with database.statement() as connection:
+        return len(await connection.fetch(_END_LEASES))
+
+
+_END_LEASES = """
+with ended as (
+    select webhook_id, token from leases where until <= db_now() order by webhook_id, token for update skip locked
+)
+delete from leases l using ended where l.webhook_id = ended.webhook_id and l.token = ended.token returning 1
+"""
+
+
 def _target(row: Record) -> Target:
     secrets = zip(row["key_ids"], row["sealed"], strict=True)
     return Target(row["webhook_id"], row["url"], tuple(SealedSecret(key_id, sealed) for key_id, sealed in secrets))
@@ -136,33 +151,18 @@ async def settle(database: Database, settlements: Sequence[Settlement], parking:
     """
     if not settlements:
         return Settled(0)
+    written = (*_leased(settlements), *_results(settlements))
+    if all(one.state == "delivered" for one in settlements):  # one round trip, where there is no streak to end
+        async with database.statement() as connection:
+            lost = await connection.fetchval(_SETTLE, True, *written)
+        if lost is not None:
+            return Settled(len(settlements) - len(lost))
     async with database.transaction() as connection:
         if any(settlement.gone for settlement in settlements):
             await lock_registry(connection)
         streaks, now = await _lock_streaks(connection, settlements)  # before any delivery: the lock order
-        ordered = sorted(settlements, key=lambda one: one.delivery.id)  # lest two batches wait in a circle
-        again = await _lock_scheduled(connection, ordered)
-        rows = await connection.fetch(
-            _SETTLE,
-            [one.delivery.webhook_id for one in ordered],
-            [one.delivery.id for one in ordered],
-            [one.delivery.lease for one in ordered],
-            [one.delivery.attempt for one in ordered],
-            [one.state for one in ordered],
-            _column([one.after_s if one.delivery.id in again else None for one in ordered]),
-            [one.started_at for one in ordered],
-            [one.duration_ms for one in ordered],
-            _column([one.status for one in ordered]),
-            _column([one.error for one in ordered]),
-            [one.excerpt for one in ordered],
-            _column([one.address for one in ordered]),
-            _column([one.timing.dns_ms for one in ordered]),
-            _column([one.timing.connect_ms for one in ordered]),
-            _column([one.timing.tls_ms for one in ordered]),
-            _column([one.timing.first_byte_ms for one in ordered]),
-        )
-        ids = {row[0] for row in rows}
-        held = [settlement for settlement in settlements if settlement.delivery.id in ids]
+        lost = await connection.fetchval(_SETTLE, False, *written)
+        held = [one for one in settlements if one.delivery.id not in lost] if lost else settlements
         for webhook_id, seconds in sorted(_pauses(held).items()):
             await connection.execute(_PAUSE, webhook_id, seconds)
         changed = await _keep_streaks(connection, streaks, held, now, parking)
@@ -176,16 +176,37 @@ async def settle(database: Database, settlements: Sequence[Settlement], parking:
     return Settled(len(held), tuple(parked))
 
 
-async def _lock_scheduled(connection: Connection, ordered: Sequence[Settlement]) -> set[int]:
-    """The ids of those to be attempted again that nobody parked or cancelled meanwhile, or can until the commit."""
-    again = {one.delivery.id for one in ordered if one.state == "scheduled"}
-    if not again:
-        return again
-    rows = await connection.fetch(
-        "select id, state from deliveries where id = any($1) order by id for no key update",
-        [one.delivery.id for one in ordered],
+def _leased(settlements: Iterable[Settlement]) -> tuple[list[str], list[UUID], list[int], list[int]]:
+    """Webhooks and tokens of the leases, how many deliveries end each of them, and the deliveries, lease by lease."""
+    leases: dict[tuple[str, UUID], list[int]] = {}
+    for one in settlements:
+        delivery = one.delivery
+        leases.setdefault((delivery.webhook_id, delivery.lease), []).append(delivery.id)
+    return (
+        [webhook_id for webhook_id, _ in leases],
+        [token for _, token in leases],
+        list(accumulate(map(len, leases.values()))),
+        [delivery_id for ids in leases.values() for delivery_id in ids],
     )
-    return {row["id"] for row in rows if row["id"] in again and row["state"] == "scheduled"}
+
+
+def _results(settlements: Iterable[Settlement]) -> Iterator[list[Any] | None]:
+    """The columns of what came of the deliveries, by their ids, lest two writers wait in a circle."""
+    ordered = sorted(settlements, key=lambda one: one.delivery.id)
+    yield [one.delivery.id for one in ordered]
+    yield [one.delivery.attempt for one in ordered]
+    yield _column([None if one.state == "delivered" else one.state for one in ordered])
+    yield _column([one.after_s if one.state == "scheduled" else None for one in ordered])
+    yield [one.started_at for one in ordered]
+    yield [one.duration_ms for one in ordered]
+    yield _column([one.status for one in ordered])
+    yield _column([one.error for one in ordered])
+    yield [one.excerpt for one in ordered]
+    yield _column([one.address for one in ordered])
+    yield _column([one.timing.dns_ms for one in ordered])
+    yield _column([one.timing.connect_ms for one in ordered])
+    yield _column([one.timing.tls_ms for one in ordered])
+    yield _column([one.timing.first_byte_ms for one in ordered])
 
 
 def _column(values: list[Any]) -> list[Any] | None:
@@ -194,7 +215,7 @@ def _column(values: list[Any]) -> list[Any] | None:
 
 
 _SETTLE = """
-select * from settle_deliveries($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
+select settle_deliveries($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
 """
 
 _PAUSE = """
@@ -296,14 +317,19 @@ async def next_due_s(database: Database, per_webhook: int = 10) -> float | None:
 
 
 _NEXT_DUE = """
-select extract(epoch from min(greatest(w.paused_until, w.parked_until, least(
-    (select min(q.due_at) from queue q where q.webhook_id = w.id and q.turn = 0),
-    (select min(q.due_at) from queue q where q.webhook_id = w.id and q.turn = 1),
-    (select min(q.due_at) from queue q where q.webhook_id = w.id and q.turn = 2)
-))) - db_now())
-from webhooks w where w.active and w.deleted_at is null
-    and (select count(*) from queue q where q.webhook_id = w.id and q.turn = 2 and q.due_at > db_now())
-        < case when w.parks > 0 then 1 else $1 end
+select extract(epoch from min(greatest(w.paused_until, w.parked_until, least(first.due_at, again.due_at))) - db_now())
+from webhooks w cross join lateral (
+        select coalesce(array_agg(each.id), '{}') as leased
+        from leases l cross join unnest(l.delivery_ids) as each (id) where l.webhook_id = w.id
+    ) slots left join lateral (
+        select q.due_at from queue q where q.webhook_id = w.id and q.turn = 0 and q.delivery_id <> all (slots.leased)
+        order by q.due_at limit 1
+    ) first on true left join lateral (
+        select q.due_at from queue q where q.webhook_id = w.id and q.turn = 1 and q.delivery_id <> all (slots.leased)
+        order by q.due_at limit 1
+    ) again on true
+where w.active and w.deleted_at is null
+    and cardinality(slots.leased) < case when w.parks > 0 then 1 else $1 end
 """
 
 

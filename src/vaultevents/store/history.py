@@ -103,14 +103,11 @@ from webhooks w cross join unnest($3::text[]) as s (state)
 where w.account_id = $1 and w.id = $2 and w.deleted_at is null
 """
 
-# What is leased may have been parked or delivered meanwhile.
 _QUEUED = """
 select
-    (select count(*) from (
-        select from queue q where q.webhook_id = w.id and (q.lease is null or exists (
-            select from deliveries d where d.id = q.delivery_id and d.state = 'scheduled')) limit $3) few) as number,
+    (select count(*) from (select from queue q where q.webhook_id = w.id limit $3) few) as number,
     (select d.created_at from queue q join deliveries d on d.id = q.delivery_id
-     where q.webhook_id = w.id and d.state = 'scheduled' order by q.delivery_id limit 1) as oldest_at
+     where q.webhook_id = w.id order by q.delivery_id limit 1) as oldest_at
 from webhooks w where w.account_id = $1 and w.id = $2 and w.deleted_at is null
 """
 
@@ -193,7 +190,8 @@ select d.id, e.id as event_id, e.event_type, d.state, d.attempts, d.created_at, 
 from webhooks w join deliveries d on d.webhook_id = w.id join events e on e.seq = d.event_seq
     left join queue q on q.webhook_id = d.webhook_id and q.delivery_id = d.id
     cross join lateral (
-        select d.state = 'scheduled' and q.lease is not null and q.due_at > db_now() as in_flight
+        select d.state = 'scheduled' and exists (select from leases l
+            where l.webhook_id = d.webhook_id and l.until > db_now() and d.id = any (l.delivery_ids)) as in_flight
     ) now
 where w.account_id = $1 and w.id = $2 and w.deleted_at is null and e.account_id = $1
 """

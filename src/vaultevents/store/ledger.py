@@ -151,7 +151,7 @@ with filters as (
     select coalesce(e.account_id, d.account_id, w.account_id) collate "C" as account_id, e.id collate "C" as event_id,
         webhook_id collate "C" as webhook_id, is_due, coalesce(d.recovered, g.recovered) as recovered,
         d.id as delivery_id, coalesce(d.state, g.state) as state, g.state is not null as was_pruned,
-        d.attempts, d.finished_at, q.delivery_id is not null as queued, q.lease,
+        d.attempts, d.finished_at, q.delivery_id is not null as queued,
         w.id as known_webhook, w.active, w.deleted_at is not null as deleted,
         coalesce(p.posted, 0) as posted, p.lowest, p.highest, coalesce(p.accepted, 0) as accepted, p.unclear,
         coalesce(s.resent, 0) as resent, coalesce(s.booked, 0) as booked, s.vague
@@ -159,7 +159,7 @@ with filters as (
         full join sent s using (event_seq, webhook_id)
         left join events e on e.seq = event_seq left join webhooks w on w.id = webhook_id
         left join posts p on p.delivery_id = d.id
-        left join (select delivery_id, lease from queue) q on q.delivery_id = d.id
+        left join (select delivery_id from queue) q on q.delivery_id = d.id
 ), placed as (
     select *, row_number() over (partition by account_id, event_id, webhook_id order by delivery_id) as place
     from ledger
@@ -184,7 +184,7 @@ select account_id, event_id, webhook_id, state, was_pruned and delivery_id is nu
     case when state = 'exhausted' and posted = 0 and not (recovered and resent > 0)
         then 'exhausted without an attempt' end,
     case when state = 'scheduled' and not queued then 'scheduled, but not in the queue' end,
-    case when state <> 'scheduled' and queued and lease is null then 'in the queue, but not scheduled' end,
+    case when state <> 'scheduled' and queued then 'in the queue, but not scheduled' end,
     case when delivery_id is not null
         and (state in ('delivered', 'exhausted', 'cancelled')) <> (finished_at is not null)
         then 'finished without saying when, or the other way round' end,

@@ -285,11 +285,11 @@ on conflict (event_seq, webhook_id) do nothing
 
 
 async def _leave_queue(connection: Connection, accepted: Collection[tuple[int, str]]) -> None:
-    """Takes deliveries out of the queue that nobody is at; what is in flight stays, so that its result is kept."""
+    """Takes deliveries out of the queue. One in flight keeps its lease until it is settled, so its result is kept."""
     await connection.execute(
         "delete from queue q using unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id)"
         " join deliveries d using (event_seq, webhook_id)"
-        " where q.webhook_id = d.webhook_id and q.delivery_id = d.id and q.lease is null",
+        " where q.webhook_id = d.webhook_id and q.delivery_id = d.id",
         *_columns(accepted),
     )
 

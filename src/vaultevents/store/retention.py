@@ -92,14 +92,14 @@ async def _ids(connection: Connection, horizon: datetime) -> tuple[int, int]:
 # The plan is held to the indexes, whatever the statistics of a table that has just grown or shrunk say.
 _BY_INDEX = "set local enable_hashjoin = off; set local enable_mergejoin = off; set local enable_seqscan = off"
 
-# A delivery in the queue is still in flight, and one that was resent of late is of interest.
+# A delivery that is leased is still in flight, and one that was resent of late is of interest.
 _OLD = """
 with looked_at as materialized (
     select d.id from deliveries d where d.id > $1 and d.id <= $2 order by d.id limit $3
 ), old as materialized (
     select d.id, d.event_seq, d.webhook_id, d.state, d.recovered from looked_at join deliveries d using (id)
     where d.state in ('delivered', 'cancelled') and d.finished_at < $4
-        and not exists (select from queue q where q.webhook_id = d.webhook_id and q.delivery_id = d.id)
+        and not exists (select from leases l where l.webhook_id = d.webhook_id and d.id = any (l.delivery_ids))
         and not exists (select from resends r where r.webhook_id = d.webhook_id and r.event_seq = d.event_seq
             and (r.finished_at is null or r.finished_at >= $4))
     order by d.id

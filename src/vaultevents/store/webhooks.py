@@ -201,8 +201,8 @@ async def park_pending(connection: Connection, webhook_id: str) -> None:
 
 
 async def _leave_queue(connection: Connection, webhook_id: str) -> None:
-    """Takes out what nobody is at. What is in flight stays until it is settled, so that its result is kept."""
-    await connection.execute("delete from queue where webhook_id = $1 and lease is null", webhook_id)
+    """What is in flight keeps its lease until it is settled, so that its result is kept."""
+    await connection.execute("delete from queue where webhook_id = $1", webhook_id)
 
 
 async def resume_parked(connection: Connection, webhook_id: str) -> None:
@@ -220,7 +220,7 @@ async def resume_parked(connection: Connection, webhook_id: str) -> None:
         " resumed as (update deliveries d set state = 'scheduled' from parked where d.id = parked.id"
         "  returning d.id, d.event_seq, d.webhook_id, d.attempts)"
         " insert into queue (delivery_id, event_seq, webhook_id, attempts, due_at)"
-        " select id, event_seq, webhook_id, attempts, db_now() from resumed on conflict do nothing",
+        " select id, event_seq, webhook_id, attempts, db_now() from resumed",
         webhook_id,
     )
     await connection.execute("select pg_notify($1, '')", DELIVERIES_CHANNEL)
