@@ -64,6 +64,7 @@ async def test_a_claim_has_all_that_an_attempt_needs(any_database: Database) -> 
     (secret,) = delivery.target.secrets
     assert secret.key_id == KEY.id
     assert open_sealed(KEY, secret.sealed, one.id).reveal() == one.secret
+    assert claim.database_time is not None
     assert abs(claim.database_time - datetime.now(UTC)) < timedelta(seconds=5)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+
+class Timing(msgspec.Struct, frozen=True):
     """In ms; None for what a kept connection skips, or what was not reached. `first_byte_ms` counts from the start."""
 
     dns_ms: int | None = None

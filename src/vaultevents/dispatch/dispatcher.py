@@ -1,9 +1,11 @@
 """Claims due deliveries, posts them with bounded concurrency, settles the attempts in batches (architecture §5).
 
-    queue ─▶ claim, up to 500 ─▶ an attempt each ─▶ what came back within a few ms ─▶ settle ─▶ free slots ─▶ claim
+    queue ─▶ a turn: settle what was accepted, claim up to 500 ─▶ an attempt each ─▶ accepted ─▶ the next turn
+                                                                        └─▶ failed ─▶ settled apart, with its streaks
 
-No transaction is open during a POST. A slot is free again only when its attempt is settled, so what is in memory is
-bounded; a process that dies loses only leases, which end by themselves and are attempted again (P5, P10).
+A turn is one statement. While it is under way attempts go on, and what is accepted meanwhile is the next one's: the
+busier, the larger. No transaction is open during a POST. A slot is free again only when its attempt is settled, so
+what is in memory is bounded; a process that dies loses only leases, which end and are attempted again (P5, P10).
 """
 
 from __future__ import annotations
@@ -32,11 +34,13 @@ from vaultevents.store.deliveries import (
     AttemptState,
     Delivery,
     Parked,
+    Settled,
     Settlement,
     claim,
     end_leases,
     next_due_s,
     settle,
+    settle_and_claim,
 )
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Database
 
@@ -80,12 +84,11 @@ class DispatchOptions:
 class _Batch:
     """One claim: when, and how many of its attempts have no answer yet."""
 
-    __slots__ = ("claimed_at_s", "half", "left")
+    __slots__ = ("claimed_at_s", "left")
 
     def __init__(self, claimed_at_s: float, number: int) -> None:
         self.claimed_at_s = claimed_at_s
         self.left = number
-        self.half = number // 2
 
 
 class _Attempt:
@@ -119,7 +122,6 @@ class Dispatcher:
         self._options = options
         self._rng = rng
         self._in_flight = 0
-        self._short = False  # the last claim found less than there was room for: answers alone free no slot
         self._batches: list[_Batch] = []
         self._ready: deque[tuple[Delivery, _Batch]] = deque()
         self._posting = 0  # attempts of the present wave that have no answer yet
@@ -127,8 +129,9 @@ class Dispatcher:
         self._next_wave: asyncio.TimerHandle | None = None
         self._attempts: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
-        self._finished: list[Settlement] = []
-        self._some_finished = asyncio.Event()
+        self._accepted: list[Settlement] = []
+        self._others: list[Settlement] = []
+        self._some_others = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop` is set, then claims nothing more and waits for what is in flight, at most `drain_s`.
@@ -136,27 +139,31 @@ class Dispatcher:
         What is given up then is attempted again by whoever finds its lease ended.
         """
         async with asyncio.TaskGroup() as group:
-            helpers = [group.create_task(self._listen()), group.create_task(self._settle_all())]
+            helpers = [group.create_task(self._listen()), group.create_task(self._settle_others())]
             helpers += [group.create_task(self._end_leases()), group.create_task(self._wake_on(stop))]
-            await self._claim_until(stop, group)
+            turns = group.create_task(self._turns(stop, group))
+            await stop.wait()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.drain_s):
-                    while self._in_flight:
-                        self._wake.clear()
-                        await self._wake.wait()
+                    await turns
             log.info("dispatch_drained", left=self._in_flight)
             self._ready.clear()
             for task in (*helpers, *self._attempts):
                 task.cancel()
 
-    async def _claim_until(self, stop: asyncio.Event, group: asyncio.TaskGroup) -> None:
-        while not stop.is_set():
+    async def _turns(self, stop: asyncio.Event, group: asyncio.TaskGroup) -> None:
+        """One turn after the other until `stop` is set and nothing is in flight."""
+        while self._in_flight or not stop.is_set():
             self._wake.clear()
             try:
-                room = self._room()
-                found = await self._claim(room, group) if room else 0
-                self._short = found < room
-                if (room and found == room) or await self._woken(QUIET_S):
+                accepted = self._accepted[:BATCH]
+                room = 0 if stop.is_set() else self._room(len(accepted))
+                found = await self._turn(accepted, room, group)
+                if room and found == room:
+                    continue
+                if await self._woken(QUIET_S):
+                    if len(self._accepted) < WAVE and self._awaited():
+                        await asyncio.sleep(SETTLE_WINDOW_S)
                     continue
                 due_s = await next_due_s(self._database, self._options.per_webhook) if room else SLOW_S
             except DatabaseUnavailable as error:
@@ -164,31 +171,55 @@ class Dispatcher:
                 due_s = RECONNECT_S
             await self._woken(self._options.poll_s if due_s is None else min(due_s, self._options.poll_s))
 
-    def _room(self) -> int:
-        """How many to claim now: none while more than a batch is still to be answered."""
+    def _room(self, settling: int) -> int:
+        """How many to claim while so many are settled: none while more than a batch is still to be answered."""
         since_s = asyncio.get_running_loop().time() - SLOW_S
         self._batches = [batch for batch in self._batches if batch.left and batch.claimed_at_s > since_s]
         if self._awaited() > BATCH:
             return 0
-        return min(self._options.concurrency - self._in_flight, BATCH)
+        return min(self._options.concurrency - self._in_flight + settling, BATCH)
 
     def _awaited(self) -> int:
         return sum(batch.left for batch in self._batches)
 
-    async def _claim(self, room: int, group: asyncio.TaskGroup) -> int:
-        options = self._options
+    async def _turn(self, accepted: Sequence[Settlement], room: int, group: asyncio.TaskGroup) -> int:
+        """Settles what was accepted and claims up to `room`; how many that were."""
+        options, lease = self._options, uuid4()
         # As slots run short each webhook may have fewer, so that those that hang never have them all.
-        share = math.ceil(options.per_webhook * (1 - self._in_flight / options.concurrency))
-        claimed = await claim(self._database, room, uuid4(), options.lease_s, share)
-        self._clock.check(claimed.database_time)
-        found = len(claimed.deliveries)
-        if found:
+        share = math.ceil(options.per_webhook * (1 - (self._in_flight - len(accepted)) / options.concurrency))
+        if accepted:
+            settled, claimed = await settle_and_claim(self._database, accepted, room, lease, options.lease_s, share)
+            del self._accepted[: len(accepted)]
+            if settled is None:
+                self._settle_apart(accepted)
+            else:
+                self._settled(accepted, settled)
+        elif room:
+            claimed = await claim(self._database, room, lease, options.lease_s, share)
+        else:
+            return 0
+        if claimed.database_time is not None:
+            self._clock.check(claimed.database_time)
+        if found := len(claimed.deliveries):
             batch = _Batch(asyncio.get_running_loop().time(), found)
             self._batches.append(batch)
             self._in_flight += found
             self._ready.extend((delivery, batch) for delivery in claimed.deliveries)
             self._start(group)
         return found
+
+    def _settle_apart(self, settlements: Sequence[Settlement]) -> None:
+        self._others += settlements
+        self._some_others.set()
+
+    def _settled(self, batch: Sequence[Settlement], settled: Settled) -> None:
+        log.info("attempts_settled", **Counter(str(one.state) for one in batch))
+        if settled.held < len(batch):
+            log.warning("leases_lost", attempts=len(batch) - settled.held)
+        for parked in settled.parked:
+            _tell(parked)
+        self._in_flight -= len(batch)
+        self._wake.set()
 
     def _start(self, group: asyncio.TaskGroup) -> None:
         """Begins the next attempts, a wave at a time: few connections and warm caches where answers are quick."""
@@ -253,15 +284,11 @@ class Dispatcher:
 
     def _answered(self, attempt: _Attempt, reply: Reply, group: asyncio.TaskGroup) -> None:
         if reply.status is not None and 200 <= reply.status < 300:
-            settlement = _settlement(attempt.delivery, "delivered", attempt.started_at, reply)
-        else:
-            settlement = self._failed(attempt.delivery, attempt.started_at, reply)
-        self._finished.append(settlement)
-        self._some_finished.set()
-        batch = attempt.batch
-        batch.left -= 1
-        if batch.left == batch.half and not self._short:
+            self._accepted.append(_settlement(attempt.delivery, "delivered", attempt.started_at, reply))
             self._wake.set()
+        else:
+            self._settle_apart([self._failed(attempt.delivery, attempt.started_at, reply)])
+        attempt.batch.left -= 1
         if attempt.wave == self._wave:
             self._posting -= 1
             self._start(group)
@@ -289,15 +316,15 @@ class Dispatcher:
             case Delivered():
                 return _settlement(delivery, "delivered", started_at, reply)
 
-    async def _settle_all(self) -> None:
-        """Settles finished attempts. A batch is what came in a few ms, so nobody waits for a slow receiver."""
+    async def _settle_others(self) -> None:
+        """Settles what was not accepted. A batch is what came in a few ms, so nobody waits for a slow receiver."""
         while True:
-            await self._some_finished.wait()
-            if len(self._finished) < BATCH and self._awaited():
+            await self._some_others.wait()
+            if len(self._others) < BATCH and self._awaited():
                 await asyncio.sleep(SETTLE_WINDOW_S)
-            batch, self._finished = self._finished[:BATCH], self._finished[BATCH:]
-            if not self._finished:
-                self._some_finished.clear()
+            batch, self._others = self._others[:BATCH], self._others[BATCH:]
+            if not self._others:
+                self._some_others.clear()
             while True:
                 try:
                     settled = await settle(self._database, batch, self._options.parking)
@@ -305,13 +332,7 @@ class Dispatcher:
                 except DatabaseUnavailable as error:
                     log.warning("settle_waits", problem=str(error), attempts=len(batch), retry_in_s=RECONNECT_S)
                     await asyncio.sleep(RECONNECT_S)
-            log.info("attempts_settled", **Counter(str(one.state) for one in batch))
-            if settled.held < len(batch):
-                log.warning("leases_lost", attempts=len(batch) - settled.held)
-            for parked in settled.parked:
-                _tell(parked)
-            self._in_flight -= len(batch)
-            self._wake.set()
+            self._settled(batch, settled)
 
     async def _end_leases(self) -> None:
         """Takes over what a process that died or froze has left."""

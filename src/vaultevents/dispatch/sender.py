@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
 
+import msgspec
+
 from vaultevents.core.errors import InputError
 from vaultevents.core.timing import NO_TIMING, Timing
 from vaultevents.dispatch.connection import Answer, Connection, Malformed, Pool
@@ -52,8 +54,7 @@ _KINDS: Final[tuple[tuple[type[Exception], ErrorKind], ...]] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """What came back: a `status` with complete headers, or the `error` that prevented one; exactly one of them is set.
 
     `retry_after` is that header's text, `excerpt` at most 256 printable characters of the body, `address` the one

@@ -13,6 +13,8 @@ from itertools import accumulate
 from typing import Any, Literal
 from uuid import UUID
 
+import msgspec
+
 from vaultevents.core.streaks import DEFAULT_PARKING, Parking, Streak, failed, should_disable, should_warn
 from vaultevents.core.timing import NO_TIMING, Timing
 from vaultevents.store.cursors import lock_registry
@@ -36,8 +38,7 @@ class Target:
     secrets: tuple[SealedSecret, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True):
     """One claimed delivery: all that an attempt needs. `attempt` counts from 1."""
 
     id: int
@@ -54,17 +55,16 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What was due, and the database's time at that moment (D15)."""
+    """What was due, and the database's time at that moment (D15), which is told with deliveries only."""
 
     deliveries: tuple[Delivery, ...]
-    database_time: datetime
+    database_time: datetime | None
 
 
 AttemptState = Literal["scheduled", "delivered", "exhausted", "parked"]
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(msgspec.Struct, frozen=True):
     """One finished attempt and the state it leads to.
 
     `after_s`: with state `scheduled`, seconds from now to the next attempt. `park_s`: the receiver asked for a pause
@@ -93,19 +93,22 @@ async def claim(database: Database, limit: int, lease: UUID, lease_s: float, per
     """
     async with database.statement() as connection:  # one round trip, one commit: `claim_deliveries` is a migration's
         rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook)
-        first_of_each = [row for row in rows if row["url"] is not None]
-        database_time = first_of_each[0]["claimed_at"] if rows else await connection.fetchval("select db_now()")
-    targets = {row["webhook_id"]: _target(row) for row in first_of_each}
-    return Claim(
-        tuple(
-            Delivery(delivery_id, lease, attempts + 1, event_id, body, targets[webhook_id])
-            for delivery_id, attempts, event_id, body, webhook_id, _, _, _, _ in rows
-        ),
-        database_time,
-    )
+    return _claimed(rows, lease)
 
 
-_CLAIM = "select * from claim_deliveries($1, $2, $3, $4)"
+_CLAIM = "select *, null::bigint[] as lost from claim_deliveries($1, $2, $3, $4)"
+
+
+def _claimed(rows: Sequence[Record], lease: UUID) -> Claim:
+    targets: dict[str, Target] = {}
+    database_time = None
+    deliveries = []
+    for delivery_id, attempts, event_id, body, webhook_id, url, key_ids, sealed, claimed_at, _ in rows:
+        if url is not None:  # told once for each webhook, with the first of its deliveries
+            targets[webhook_id] = _target(webhook_id, url, key_ids, sealed)
+            database_time = claimed_at
+        deliveries.append(Delivery(delivery_id, lease, attempts + 1, event_id, body, targets[webhook_id]))
+    return Claim(tuple(deliveries), database_time)
 
 
 async def end_leases(database: Database) -> int:
@@ -122,9 +125,34 @@ delete from leases l using ended where l.webhook_id = ended.webhook_id and l.tok
 """
 
 
-def _target(row: Record) -> Target:
-    secrets = zip(row["key_ids"], row["sealed"], strict=True)
-    return Target(row["webhook_id"], row["url"], tuple(SealedSecret(key_id, sealed) for key_id, sealed in secrets))
+def _target(webhook_id: str, url: str, key_ids: Sequence[str], sealed: Sequence[bytes]) -> Target:
+    return Target(webhook_id, url, tuple(map(SealedSecret, key_ids, sealed)))
+
+
+async def settle_and_claim(
+    database: Database,
+    accepted: Sequence[Settlement],
+    limit: int,
+    lease: UUID,
+    lease_s: float,
+    per_webhook: int = 10,
+) -> tuple[Settled | None, Claim]:
+    """`settle` and `claim` in one round trip and one commit, for attempts in the state `delivered` only.
+
+    The slots that these had are free for what is claimed. Without a `Settled` nothing was done: a webhook has failures
+    to forget, which is the business of `settle`.
+    """
+    async with database.statement() as connection:
+        written = (*_leased(accepted), *_results(accepted))
+        (told, *rows) = await connection.fetch(_SETTLE_AND_CLAIM, *written, limit, lease, lease_s, per_webhook)
+    lost = told["lost"]
+    return None if lost is None else Settled(len(accepted) - len(lost)), _claimed(rows, lease)
+
+
+_SETTLE_AND_CLAIM = """
+select * from settle_and_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18,
+    $19, $20, $21, $22)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +179,11 @@ async def settle(database: Database, settlements: Sequence[Settlement], parking:
     """
     if not settlements:
         return Settled(0)
-    written = (*_leased(settlements), *_results(settlements))
-    if all(one.state == "delivered" for one in settlements):  # one round trip, where there is no streak to end
-        async with database.statement() as connection:
-            lost = await connection.fetchval(_SETTLE, True, *written)
-        if lost is not None:
-            return Settled(len(settlements) - len(lost))
     async with database.transaction() as connection:
         if any(settlement.gone for settlement in settlements):
             await lock_registry(connection)
         streaks, now = await _lock_streaks(connection, settlements)  # before any delivery: the lock order
-        lost = await connection.fetchval(_SETTLE, False, *written)
+        lost = await connection.fetchval(_SETTLE, *_leased(settlements), *_results(settlements))
         held = [one for one in settlements if one.delivery.id not in lost] if lost else settlements
         for webhook_id, seconds in sorted(_pauses(held).items()):
             await connection.execute(_PAUSE, webhook_id, seconds)
@@ -215,7 +237,7 @@ def _column(values: list[Any]) -> list[Any] | None:
 
 
 _SETTLE = """
-select settle_deliveries($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
+select settle_deliveries(false, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
 """
 
 _PAUSE = """

@@ -182,6 +182,28 @@ begin
     return lost;
 end $$;
 
+-- Both in one round trip and one commit: the slots of what was accepted are free for what is claimed. The first row says
+-- which deliveries were no longer leased; where that is null nothing was done (`unless_failing`).
+create function settle_and_claim(
+    webhook_ids text[], tokens uuid[], ends integer[], leased_ids bigint[],
+    ids bigint[], numbers integer[], states text[], after_s float8[], started_at timestamptz[], duration_ms integer[],
+    statuses smallint[], errors text[], excerpts text[], addresses text[], dns_ms integer[], connect_ms integer[],
+    tls_ms integer[], first_byte_ms integer[],
+    wanted integer, token uuid, lease_s double precision, per_webhook integer
+) returns table (
+    delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, url text, key_ids text[],
+    sealed bytea[], claimed_at timestamptz, lost bigint[]
+)
+language plpgsql
+as $$
+begin
+    lost := settle_deliveries(true, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18);
+    return next;
+    if lost is not null and wanted > 0 then
+        return query select c.*, null::bigint[] from claim_deliveries(wanted, token, lease_s, per_webhook) c;
+    end if;
+end $$;
+
 grant select on leases to vaultevents_api;
 alter table leases enable row level security;
 create policy own_account on leases to vaultevents_api
