@@ -85,20 +85,25 @@ def world(folder: Path, scheme: str) -> Iterator[World]:
         "ca_file": str(folder / "ca.pem"),
         "options": {},
     }
-    receiver = subprocess.Popen(
-        [sys.executable, str(BENCH / "_receiver.py"), scheme, str(folder)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    try:
+        with receiving(scheme, folder) as made.port:
+            yield made
+    finally:
+        embedded.leave()
+
+
+@contextmanager
+def receiving(scheme: str, folder: Path) -> Iterator[int]:
+    """The port of a receiver in a process of its own."""
+    command = [sys.executable, str(BENCH / "_receiver.py"), scheme, str(folder)]
+    receiver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert receiver.stdout is not None
-        made.port = json.loads(receiver.stdout.readline())["port"]
-        yield made
+        port: int = json.loads(receiver.stdout.readline())["port"]
+        yield port
     finally:
         receiver.kill()
         receiver.wait()
-        embedded.leave()
 
 
 async def add_webhooks(database: Database, urls: list[str], account_id: str = "acme") -> list[str]:
