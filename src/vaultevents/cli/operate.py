@@ -150,7 +150,7 @@ def run_daemon(
                 progress.advanced(step)
 
             async with dispatchers(number - 1, config, stop):
-                await serve(settings, stop, only=roles, on_advance=advanced)
+                await serve(settings, stop, only=roles, on_advance=advanced, observed=not while_stdin)
 
     complete(work())
     if as_json:

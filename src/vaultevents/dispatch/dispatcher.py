@@ -21,6 +21,7 @@ from uuid import uuid4
 
 import structlog
 
+from vaultevents import metrics
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.retries import SCHEDULE_S, Delivered, Exhausted, Gone, Outcome, Retry, judge
 from vaultevents.core.sealing import MasterKey, SealBroken
@@ -306,6 +307,7 @@ class Dispatcher:
                     log.warning("settle_waits", problem=str(error), attempts=len(batch), retry_in_s=RECONNECT_S)
                     await asyncio.sleep(RECONNECT_S)
             log.info("attempts_settled", **Counter(str(one.state) for one in batch))
+            metrics.attempts(batch)
             if settled.held < len(batch):
                 log.warning("leases_lost", attempts=len(batch) - settled.held)
             for parked in settled.parked:
