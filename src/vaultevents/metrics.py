@@ -155,6 +155,19 @@ def node_failure(kind: str) -> None:
     _counts[NODE_FAILURES.name, kind] += 1
 
 
+def taken() -> list[tuple[Key, int]]:
+    """What was counted since the last call, for another process to tell (`add`); here it is forgotten."""
+    counts = list(_counts.items())
+    _counts.clear()
+    return counts
+
+
+def add(counts: Iterable[tuple[Iterable[str], int]]) -> None:
+    """Counts what another process has counted."""
+    for key, number in counts:
+        _counts[tuple(key)] += number
+
+
 def head(stream: str, position: int) -> None:
     """Takes note of how far a stream can be read."""
     known = _heads.get(stream)
