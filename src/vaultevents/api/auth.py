@@ -239,11 +239,12 @@ def _check_json(scope: Scope, body: bytes) -> None:
 
 
 def _counted(scope: Scope, send: Send) -> Send:
-    """Counts the answer by its route, which is known when it begins; what reaches none of ours is told as `none`."""
+    """Counts the answer by its route, which is known when it begins; what is refused before has none."""
 
     async def counting(message: Message) -> None:
         if message["type"] == "http.response.start":
-            metrics.request(getattr(scope.get("route"), "path", "none"), message["status"])
+            static = scope["path"] if scope["path"] in OPEN_PATHS else "none"
+            metrics.request(getattr(scope.get("route"), "path", static), message["status"])
         await send(message)
 
     return counting
