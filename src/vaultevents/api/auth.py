@@ -244,7 +244,7 @@ def _counted(scope: Scope, send: Send) -> Send:
     async def counting(message: Message) -> None:
         if message["type"] == "http.response.start":
             static = scope["path"] if scope["path"] in OPEN_PATHS else "none"
-            metrics.request(getattr(scope.get("route"), "path", static), message["status"])
+            metrics.request(scope["route"].path if "route" in scope else static, message["status"])
         await send(message)
 
     return counting
