@@ -78,7 +78,7 @@ class StreamFacts:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the database knows. `oldest_due_s`: how long a first attempt has waited that nothing but us holds up."""
+    """What the database knows. `oldest_due_s`: for how long a first attempt is due whose webhook may be sent to."""
 
     deliveries: Mapping[str, int]
     oldest_pending_s: float

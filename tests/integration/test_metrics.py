@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import aiohttp
@@ -32,6 +33,8 @@ from vaultevents import metrics
 from vaultevents.api import scraping
 from vaultevents.api.problems import CODES
 from vaultevents.api.server import ServerOptions, bind, serve, url_of
+from vaultevents.chain.endpoints import Counters, Endpoints
+from vaultevents.core.errors import NodeFault, SourceUnavailable, WrongNetwork
 from vaultevents.metrics import Stored, StreamFacts
 from vaultevents.store import gauges
 from vaultevents.store.deliveries import settle
@@ -80,15 +83,19 @@ def parsed(text: str) -> Samples:
     return {(one.name, *one.labels.values()): one.value for one in found}
 
 
+def of(name: str, told: Samples) -> dict[str, float]:
+    """The values of a metric with one label."""
+    return {key[1]: value for key, value in told.items() if key[0] == name}
+
+
 def test_attempts_are_counted_by_outcome_and_duration() -> None:
     metrics.attempts([Tried(200, None, 4), Tried(204, None, 5), Tried(503, None, 30), Tried(None, "timeout", 30_000)])
     metrics.attempts([Tried(200, None, 6)])
     metrics.resends([Tried(404, None, 1)])
     told = samples()
-    attempts = {key[1]: value for key, value in told.items() if key[0] == "vaultevents_attempts_total"}
-    assert attempts == {"2xx": 3, "3xx": 0, "4xx": 0, "5xx": 1, "timeout": 1}
+    assert of("vaultevents_attempts_total", told) == {"2xx": 3, "3xx": 0, "4xx": 0, "5xx": 1, "timeout": 1}
     assert told["vaultevents_resends_total", "4xx"] == 1
-    buckets = {key[1]: value for key, value in told.items() if key[0] == "vaultevents_attempt_duration_seconds_bucket"}
+    buckets = of("vaultevents_attempt_duration_seconds_bucket", told)
     assert (buckets["0.005"], buckets["0.01"], buckets["0.05"], buckets["20.0"], buckets["+Inf"]) == (2, 3, 4, 4, 5)
     assert told["vaultevents_attempt_duration_seconds_sum",] == pytest.approx(30.045)
 
@@ -175,6 +182,28 @@ async def test_the_offset_of_the_clocks_is_told(database: Database) -> None:
     assert (await gauges.read(database)).clock_offset_s == pytest.approx(0, abs=1)
     await shift_clock(database, -40)
     assert (await gauges.read(database)).clock_offset_s == pytest.approx(-40, abs=1)
+
+
+async def test_what_is_wrong_with_nodes_is_counted_by_its_kind() -> None:
+    node = SimpleNamespace(name="https://node.example#12345678")
+
+    async def admitted(_: object) -> None:
+        return None
+
+    endpoints = Endpoints([node], admitted, Counters(), set_aside_s=1.0)
+    errors = (NodeFault(node.name, "x"), SourceUnavailable(node.name, "y"), WrongNetwork("z"))
+    for error in errors:
+
+        async def asked(_: object, error: Exception = error) -> None:
+            raise error
+
+        with pytest.raises(type(error)):
+            await endpoints.ask(asked)
+    told = samples()
+    assert {
+        key[1]: value for key, value in told.items() if key[0] == "vaultevents_node_failures_total"
+    } == dict.fromkeys(metrics.NODE_FAILURES.known, 1)
+    assert b"node.example" not in metrics.text(None)
 
 
 @pytest.fixture
