@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "watch": {"root", "core", "telemetry", "metrics", "chain", "store"},
     "dispatch": {"root", "core", "telemetry", "metrics", "egress", "store"},
     "api": {"root", "core", "telemetry", "metrics", "store"},
-    "opening": {"root", "core", "telemetry", "egress", "config", "chain", "store", "watch"},
+    "opening": {"root", "core", "telemetry", "metrics", "egress", "config", "chain", "store", "watch"},
     "daemon": {
         *("root", "core", "telemetry", "metrics", "egress", "config", "chain", "store"),
         *("watch", "dispatch", "api", "opening"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -276,6 +276,19 @@ async def test_without_a_database_the_process_is_not_healthy_and_tells_no_old_ga
     assert told["vaultevents_database_up",] == 0
     assert told["vaultevents_attempts_total", "2xx"] == 0
     assert not any(key[0] == "vaultevents_deliveries" for key in told)
+
+
+async def test_a_database_that_does_not_answer_in_time_counts_as_away(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scraping, "ANSWERS_WITHIN_S", 0.1)
+    async with scraped(database) as session, AsyncExitStack() as held:
+        for _ in range(8):  # all connections of the pool
+            await held.enter_async_context(database.transaction())
+        async with session.get("/healthz") as answer:
+            assert answer.status == 503
+        async with session.get("/metrics") as answer:
+            assert parsed(await answer.text())["vaultevents_database_up",] == 0
 
 
 async def test_nothing_else_is_served(database: Database) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
+from collections.abc import Awaitable
+from typing import Final, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -21,7 +22,10 @@ from vaultevents.store.pool import Database
 FRESH_S: Final = 5.0
 """Scrapes within this time share what was read of the database."""
 
-HEALTHY_WITHIN_S: Final = 5.0
+ANSWERS_WITHIN_S: Final = 5.0
+"""A database that is slower counts as away: monitoring does not wait longer."""
+
+T = TypeVar("T")
 
 
 def build(database: Database) -> ASGIApp:
@@ -32,18 +36,18 @@ def build(database: Database) -> ASGIApp:
         return Response(metrics.text(await board.stored()), headers={"content-type": metrics.CONTENT_TYPE})
 
     async def health(_: Request) -> Response:
-        return Response(status_code=200 if await _answers(database) else 503)
+        return Response(status_code=503 if await _in_time(database.now()) is None else 200)
 
     return Starlette(routes=[Route("/metrics", metrics_page), Route("/healthz", health)])
 
 
-async def _answers(database: Database) -> bool:
+async def _in_time(asked: Awaitable[T]) -> T | None:
+    """What the database answers; None when it cannot, or takes too long."""
     try:
-        async with asyncio.timeout(HEALTHY_WITHIN_S):
-            await database.now()
+        async with asyncio.timeout(ANSWERS_WITHIN_S):
+            return await asked
     except (DatabaseUnavailable, TimeoutError):
-        return False
-    return True
+        return None
 
 
 class _Board:
@@ -59,9 +63,6 @@ class _Board:
         """None when the database cannot answer: no gauge is better than an old one."""
         async with self._reading:
             if time.monotonic() - self._read_at_s >= FRESH_S:
-                try:
-                    self._stored = await gauges.read(self._database)
-                except DatabaseUnavailable:
-                    self._stored = None
+                self._stored = await _in_time(gauges.read(self._database))
                 self._read_at_s = time.monotonic()
             return self._stored
