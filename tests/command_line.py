@@ -189,6 +189,7 @@ class Place:
         api: str = "port = 0",
         log: str = "",
         retention: str = "",
+        metrics: str = "",
     ) -> None:
         """Writes the configuration; more lines may be given for each table."""
         self.config.write_text(
@@ -197,7 +198,7 @@ class Place:
             f'[execution]\nurls = ["{self.url}"]\npoll_interval_s = 0.05\n{execution}\n'
             f'[delivery]\nallow = ["127.0.0.0/8:*"]\nca_file = "{self.receivers.ca_path}"\n'
             f'schedule = "1s, 1s, 1s"\npoll_interval_s = 0.2\n{delivery}\n[api]\n{api}\n[log]\n{log}\n'
-            f"[retention]\n{retention}\n"
+            f"[retention]\n{retention}\n[metrics]\n{metrics}\n"
         )
 
     @property

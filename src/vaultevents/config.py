@@ -227,6 +227,14 @@ class RetentionSettings(Section):
     keep_days: int = Field(default=0, ge=0, le=36_500)
 
 
+class MetricsSettings(Section):
+    """Where this process tells metrics and health, on a listener of its own."""
+
+    serve: Literal["off", "on"] = "off"
+    host: str = "127.0.0.1"
+    port: int = Field(default=9464, ge=0, le=65535)
+
+
 class LogSettings(Section):
     """What is logged, and how."""
 
@@ -266,6 +274,7 @@ class Settings(BaseSettings):
     api: ApiSettings = ApiSettings()
     operator: OperatorSettings = OperatorSettings()
     retention: RetentionSettings = RetentionSettings()
+    metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
 
     @property

@@ -15,6 +15,7 @@ from typing import Literal
 
 import structlog
 
+from vaultevents.api import scraping
 from vaultevents.api.app import build
 from vaultevents.api.handlers import Desk
 from vaultevents.api.limits import Rate
@@ -74,8 +75,11 @@ async def serve(
     *,
     only: Collection[Role] = ROLES,
     on_advance: Callable[[Advanced], None] = lambda _: None,
+    observed: bool = True,
 ) -> None:
     """Runs the chosen workers until `stop` is set, then drains: attempts in flight are finished and settled.
+
+    Metrics are told to the end of the drain, if they are switched on, except by a process that is not `observed`.
 
     A span that is being read then is dropped; it is read again at the next start. A `StreamStopped` (C8) or a bug in
     one worker ends all of them.
@@ -87,11 +91,16 @@ async def serve(
         listener = _listener(settings, only)
         if listener is not None:
             stack.callback(listener.close)
+        scraped = bind(_metrics_options(settings)) if observed and settings.metrics.serve == "on" else None
+        if scraped is not None:
+            stack.callback(scraped.close)
         store = await stack.enter_async_context(open_store(settings))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         keepers = [group.create_task(_keep_server(store))]  # first: every later step may find the server gone
         clock = await service_clock(store.database)
         keepers.append(group.create_task(_keep_time(store.database, clock)))
+        drained = asyncio.Event()
+        observing = group.create_task(_observe(settings, store, clock, scraped, drained)) if scraped else None
         watching = group.create_task(_watch(settings, store, clock, on_advance)) if "watch" in only else None
         dispatching = group.create_task(_dispatch(settings, store, clock, stop)) if "dispatch" in only else None
         telling = group.create_task(_tell(settings, store, clock, operator, stop)) if "dispatch" in only else None
@@ -110,6 +119,9 @@ async def serve(
         for draining in (dispatching, telling, answering):
             if draining is not None:
                 await draining
+        drained.set()
+        if observing is not None:
+            await observing
         for keeper in keepers:
             keeper.cancel()
 
@@ -258,6 +270,19 @@ async def _answer(
         await answer(build(desk, KeyRing(store.database)), listener, options, desk.now_s, stop)
     finally:
         upkeep.cancel()
+
+
+def _metrics_options(settings: Settings) -> ServerOptions:
+    return ServerOptions(settings.metrics.host, settings.metrics.port, what="the metrics listener", table="metrics")
+
+
+async def _observe(
+    settings: Settings, store: Store, clock: ServiceClock, listener: socket.socket, stop: asyncio.Event
+) -> None:
+    """Metrics and health, for the operator's monitoring."""
+    options = _metrics_options(settings)
+    log.info("metrics_listen", url=url_of(listener, options))
+    await answer(scraping.build(store.database), listener, options, lambda: clock.now().timestamp(), stop)
 
 
 async def _forget(database: Database) -> None:

@@ -86,7 +86,8 @@ async def site(tmp_path: Path) -> AsyncIterator[tuple[Place, ServerAddress, list
         async with place(tmp_path, tmp_path / "data", world) as here:
             rpc_key = secrets.token_hex(16)
             here.url = f"{here.url}/?apikey={rpc_key}"
-            here.configure(api="port = 0\nrequests_per_minute = 1000000\nburst = 1000000", log='level = "debug"')
+            api = "port = 0\nrequests_per_minute = 1000000\nburst = 1000000"
+            here.configure(api=api, log='level = "debug"', metrics='serve = "on"\nport = 0')
             customers = await enrolled(config.load(here.config))
             story.use(server.password, rpc_key, (tmp_path / "data" / "master.key").read_text().strip())
             for one in customers:
@@ -141,8 +142,10 @@ async def test_no_secret_is_found_anywhere(tmp_path: Path) -> None:
     async with site(tmp_path) as (here, server, customers, story):
         daemon = await here.shell.start("run")
         await daemon.said("api_listens")
+        await daemon.said("metrics_listen")
         lines = [json.loads(line) for line in daemon.stderr_so_far.splitlines() if line.startswith("{")]
         (url,) = [line["url"] for line in lines if line["event"] == "api_listens"]
+        (scraped,) = [line["url"] for line in lines if line["event"] == "metrics_listen"]
         statuses = set()
         async with aiohttp.ClientSession() as session:
 
@@ -172,11 +175,14 @@ async def test_no_secret_is_found_anywhere(tmp_path: Path) -> None:
             while not (await here.status())["cursors"]:
                 await asyncio.sleep(0.2)
         told = (await here.run("status", "--json")).stdout
+        async with aiohttp.ClientSession() as session, session.get(f"{scraped}/metrics") as answer:
+            measured = await answer.text()
         ended = (await daemon.end()).ok()
         places = {
             "logs": ended.stderr + ended.stdout,
             "answers": "\n".join(story.seen),
             "status": told,
+            "metrics": measured,
             "database": await dump(server, here.schema),
         }
         assert all(len(text) > 100 for text in places.values())

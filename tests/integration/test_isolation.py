@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable
-from msgspec.structs import replace
 
 import pytest
+from msgspec.structs import replace
 
 from step_up_stories import changing, enrolled
 from store_stories import (

@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from store_stories import rows, shift_clock, simple_world, webhook
+from vaultevents import metrics
 from vaultevents.config import given
 from vaultevents.core.errors import ConfigError
 from vaultevents.core.sealing import Secret
@@ -78,9 +79,11 @@ async def test_a_notice_is_posted_until_it_is_accepted_and_logged_once(
     hook = receivers.hook("operator", in_turn(Reply(500), Reply(200)))
     hook.secret = SECRET  # the reference library verifies every arrival
     webhook_id = await exhausted(database, 3)
+    metrics.taken()
     with capture_logs() as lines:
         async with notifying(database, receivers, hook.url):
             assert await finished(database)
+    assert metrics.taken() == [(("vaultevents_notices", "delivery_exhausted"), 1)]
     first, second = hook.ledger
     assert first.verified and second.verified
     assert (first.webhook_id, first.body) == (second.webhook_id, second.body)

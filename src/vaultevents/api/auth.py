@@ -17,6 +17,7 @@ from typing import Final
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vaultevents import metrics
 from vaultevents.api import problems
 from vaultevents.api.limits import Buckets, Rate, SeenTokens
 from vaultevents.api.problems import Problem, too_many
@@ -83,6 +84,7 @@ class Gate:
         # routes are chosen by the very characters that were signed: nothing is decoded
         scope = {**scope, "path": path, "raw_path": path.encode(), "query_string": query.encode()}
         scope["state"] = {**scope.get("state", {}), "request_id": request_id}
+        send = _counted(scope, send)
         try:
             if path not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):
                 scope["state"]["caller"], body = await self._admit(scope, receive, target)
@@ -234,6 +236,18 @@ def _check_json(scope: Scope, body: bytes) -> None:
         parse_json(body)
     except JsonMalformed as malformed:
         raise Problem("json_malformed", str(malformed)) from None
+
+
+def _counted(scope: Scope, send: Send) -> Send:
+    """Counts the answer by its route, which is known when it begins; what is refused before has none."""
+
+    async def counting(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            static = scope["path"] if scope["path"] in OPEN_PATHS else "none"
+            metrics.request(scope["route"].path if "route" in scope else static, message["status"])
+        await send(message)
+
+    return counting
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

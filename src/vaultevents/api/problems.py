@@ -10,6 +10,8 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
+from vaultevents import metrics
+
 MEDIA_TYPE: Final = "application/problem+json"
 
 CODES: Final[Mapping[str, tuple[int, str]]] = {
@@ -112,6 +114,7 @@ def body(problem: Problem, instance: str, request_id: str) -> bytes:
 
 def response(problem: Problem, instance: str, request_id: str) -> Response:
     """The answer to a request that ends with this problem; a 401 carries its challenge (RFC 6750, RFC 9470)."""
+    metrics.refusal(problem.code)
     headers = dict(problem.headers)
     if problem.status == HTTPStatus.UNAUTHORIZED:
         headers["www-authenticate"] = _challenge(problem.code)

@@ -24,13 +24,18 @@ DRAIN_S = 8
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where to listen, with what certificate, and which peers may tell a client's address (`X-Forwarded-For`)."""
+    """Where to listen, with what certificate, and which peers may tell a client's address (`X-Forwarded-For`).
+
+    `what` listens there by the settings of `table`, for messages.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8420
     certificate_file: Path | None = None
     key_file: Path | None = None
     trusted_proxies: tuple[str, ...] = ()
+    what: str = "the API"
+    table: str = "api"
 
 
 def bind(options: ServerOptions) -> socket.socket:
@@ -53,8 +58,8 @@ def bind(options: ServerOptions) -> socket.socket:
         # asyncio and socket put words of their own around the system's; a name that is not found has only these
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise ConfigError(
-            f"the API cannot listen on {options.host} port {options.port} ({why}): name another "
-            "address in api.host and api.port, or end what uses it"
+            f"{options.what} cannot listen on {options.host} port {options.port} ({why}): name another "
+            f"address in {options.table}.host and {options.table}.port, or end what uses it"
         ) from None
 
 

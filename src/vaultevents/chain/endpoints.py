@@ -17,6 +17,7 @@ import structlog
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 from tenacity.wait import wait_random_exponential
 
+from vaultevents import metrics
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, WrongNetwork
 
 _log = structlog.get_logger()
@@ -210,6 +211,7 @@ class Endpoints(Generic[N]):
 
     def _set_aside(self, node: N, error: SourceUnavailable | WrongNetwork) -> None:
         event = _count(self._counters, error)
+        metrics.node_failure(event)
         problem = error.problem if isinstance(error, SourceUnavailable) else str(error)
         alone = len(self.nodes) == 1
         if not alone:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from vaultevents import metrics
 from vaultevents.chain import proofs, wire
 from vaultevents.chain.endpoints import Endpoints
 from vaultevents.chain.jsonrpc import Answer, RpcFailure, RpcNode
@@ -48,6 +49,7 @@ async def settle(node: RpcNode, nodes: Endpoints[RpcNode], part: Part, terms: Te
         if reread == rounds - 1:
             raise NodeFault(node.name, told)
         terms.counters.node_faults += 1
+        metrics.node_failure("node_fault")
         _log.warning("node_fault", node=node.name, problem=told, blocks_asked_again=len(problems))
         left = list(problems)
     await _ask_another(node, nodes, part, terms)

@@ -1,12 +1,14 @@
 """More dispatcher processes beside this one, where one core is not enough (`run --dispatchers N`).
 
 Each is `run --only dispatch` in a session of its own, so that Ctrl-C reaches this process alone, and works as long as
-the pipe on its stdin is open: it drains when this process drains, and also when this process is killed.
+the pipe on its stdin is open: it drains when this process drains, and also when this process is killed. On its stdout
+it tells what it counts, since only this process is asked for metrics.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,11 +16,13 @@ from pathlib import Path
 
 import structlog
 
+from vaultevents import metrics
 from vaultevents.core.errors import OperatorError
 
 log = structlog.get_logger("dispatchers")
 
 ENDS_WITHIN_S = 90.0
+TELL_S = 1.0
 
 
 @asynccontextmanager
@@ -30,6 +34,7 @@ async def dispatchers(number: int, config: Path | None, stop: asyncio.Event) -> 
     async with AsyncExitStack() as stack:
         group = [await stack.enter_async_context(_process(arguments)) for _ in range(number)]
         watching = [asyncio.create_task(_watch(process, stop)) for process in group]
+        watching += [asyncio.create_task(_count_in(process)) for process in group]
         try:
             yield
         finally:
@@ -51,7 +56,7 @@ async def _process(arguments: list[str]) -> AsyncIterator[asyncio.subprocess.Pro
         "vaultevents",
         *arguments,
         stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
     try:
@@ -63,6 +68,22 @@ async def _process(arguments: list[str]) -> AsyncIterator[asyncio.subprocess.Pro
             log.error("dispatcher_killed", pid=process.pid, waited_s=ENDS_WITHIN_S)
             process.kill()
             await process.wait()
+
+
+async def tell_counts() -> None:
+    """Tells on stdout what this process counts, for the one that started it; never ends and never waits for it."""
+    pipe, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, sys.stdout)
+    while True:
+        await asyncio.sleep(TELL_S)
+        if not pipe.get_write_buffer_size() and (counts := metrics.taken()):
+            pipe.write(json.dumps(counts).encode() + b"\n")
+
+
+async def _count_in(process: asyncio.subprocess.Process) -> None:
+    assert process.stdout is not None
+    async for line in process.stdout:
+        if line.endswith(b"\n"):  # one that is killed may leave half a line
+            metrics.add(json.loads(line))
 
 
 async def _watch(process: asyncio.subprocess.Process, stop: asyncio.Event) -> None:

@@ -26,7 +26,7 @@ from vaultevents.cli.console import (
     stop_at_end_of,
     stopping,
 )
-from vaultevents.cli.dispatchers import dispatchers
+from vaultevents.cli.dispatchers import dispatchers, tell_counts
 from vaultevents.config import DEFAULT_FILE, NETWORKS, Settings, chosen_file
 from vaultevents.core.errors import ConfigError, InputError, OperatorError
 from vaultevents.core.spans import Span
@@ -149,8 +149,11 @@ def run_daemon(
                 totals.count(step)
                 progress.advanced(step)
 
+            telling = asyncio.create_task(tell_counts()) if while_stdin else None
             async with dispatchers(number - 1, config, stop):
-                await serve(settings, stop, only=roles, on_advance=advanced)
+                await serve(settings, stop, only=roles, on_advance=advanced, observed=not while_stdin)
+            if telling is not None:
+                telling.cancel()
 
     complete(work())
     if as_json:

@@ -23,6 +23,7 @@ from uuid import uuid4
 
 import structlog
 
+from vaultevents import metrics
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.retries import SCHEDULE_S, Delivered, Exhausted, Gone, Outcome, Retry, judge
 from vaultevents.core.sealing import MasterKey, SealBroken
@@ -214,6 +215,7 @@ class Dispatcher:
 
     def _settled(self, batch: Sequence[Settlement], settled: Settled) -> None:
         log.info("attempts_settled", **Counter(str(one.state) for one in batch))
+        metrics.attempts(batch)
         if settled.held < len(batch):
             log.warning("leases_lost", attempts=len(batch) - settled.held)
         for parked in settled.parked:

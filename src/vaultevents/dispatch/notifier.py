@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import structlog
 
-from vaultevents import __version__
+from vaultevents import __version__, metrics
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.retries import Delivered, Exhausted, Gone, Outcome, Retry, judge
 from vaultevents.core.sealing import Secret
@@ -100,6 +100,7 @@ class Notifier:
         if notice.attempt == 1 or self._webhook is None:  # with no URL the line is all there is, so it may come twice
             say = log.info if notice.kind == "webhook_enabled" else log.warning
             say(notice.kind, advice=ADVICE[notice.kind], **_facts(notice))
+            metrics.notice(notice.kind)
         if self._webhook is None:
             await finish(self._database, notice, sent=False)
         else:

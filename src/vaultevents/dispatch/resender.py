@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import structlog
 
+from vaultevents import metrics
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.retries import Exhausted, Outcome, judge
 from vaultevents.core.sealing import SealBroken
@@ -147,6 +148,7 @@ class Resender:
                     log.warning("settle_waits", problem=str(error), attempts=len(batch), retry_in_s=RECONNECT_S)
                     await asyncio.sleep(RECONNECT_S)
             log.info("resends_settled", attempts=len(batch), accepted=sum(one.accepted for one in batch))
+            metrics.resends(batch)
             if held < len(batch):
                 log.warning("leases_lost", attempts=len(batch) - held)
             self._in_flight -= len(batch)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import structlog
 
+from vaultevents import metrics
 from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
 from vaultevents.core.events import Observation, project
 from vaultevents.core.registry import Registry
@@ -77,6 +78,7 @@ async def advance(source: Source, outbox: Outbox, cursor: Cursor, step: int, *, 
     if cursor.stop is not None and cursor.position >= cursor.stop:
         return Done()
     head = await source.head()
+    metrics.head(source.stream, head)
     span = next_span(cursor.position, head, step, cursor.stop)
     if span is None:
         return Idle(head)

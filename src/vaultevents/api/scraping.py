@@ -1,0 +1,68 @@
+"""What an operator's monitoring asks, on a listener of its own: `/metrics`, and `/healthz` without content (T20)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Final, TypeVar
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from vaultevents import metrics
+from vaultevents.core.errors import DatabaseUnavailable
+from vaultevents.metrics import Stored
+from vaultevents.store import gauges
+from vaultevents.store.pool import Database
+
+FRESH_S: Final = 5.0
+"""Scrapes within this time share what was read of the database."""
+
+ANSWERS_WITHIN_S: Final = 5.0
+"""A database that is slower counts as away: monitoring does not wait longer."""
+
+T = TypeVar("T")
+
+
+def build(database: Database) -> ASGIApp:
+    """The application of one process."""
+    board = _Board(database)
+
+    async def metrics_page(_: Request) -> Response:
+        return Response(metrics.text(await board.stored()), headers={"content-type": metrics.CONTENT_TYPE})
+
+    async def health(_: Request) -> Response:
+        return Response(status_code=503 if await _in_time(database.now()) is None else 200)
+
+    return Starlette(routes=[Route("/metrics", metrics_page), Route("/healthz", health)])
+
+
+async def _in_time(asked: Awaitable[T]) -> T | None:
+    """What the database answers; None when it cannot, or takes too long."""
+    try:
+        async with asyncio.timeout(ANSWERS_WITHIN_S):
+            return await asked
+    except (DatabaseUnavailable, TimeoutError):
+        return None
+
+
+class _Board:
+    """The gauges of the database, read by one scrape at a time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._reading = asyncio.Lock()
+        self._stored: Stored | None = None
+        self._read_at_s = -FRESH_S
+
+    async def stored(self) -> Stored | None:
+        """None when the database cannot answer: no gauge is better than an old one."""
+        async with self._reading:
+            if time.monotonic() - self._read_at_s >= FRESH_S:
+                self._stored = await _in_time(gauges.read(self._database))
+                self._read_at_s = time.monotonic()
+            return self._stored

@@ -1,0 +1,267 @@
+"""Every metric by its name: what this process counts, what the database knows, and both in Prometheus' text format.
+
+Labels are words of ours from small fixed sets: never a URL, the id of an account or a webhook, or what a stranger sent.
+Counting is a few dictionary writes in the event loop's thread; nothing is asked or formatted before a scrape.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import attrgetter
+from typing import Final, Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A counter with one label. The `known` values of it are told from the start, so that the first one is an increase.
+
+    (Prometheus sees no increase where a series begins.)
+    """
+
+    name: str
+    says: str
+    label: str
+    known: tuple[str, ...] = ()
+
+
+CLASSES: Final = ("2xx", "3xx", "4xx", "5xx")
+ATTEMPTS: Final = Counted(
+    "vaultevents_attempts", "Settled attempts by status class, or by what prevented an answer.", "outcome", CLASSES
+)
+RESENDS: Final = Counted("vaultevents_resends", "Attempts that customers asked for, likewise.", "outcome", CLASSES)
+NOTICES: Final = Counted(
+    "vaultevents_notices",
+    "Notices that were told to the operator.",
+    "kind",
+    ("webhook_failing", "webhook_disabled", "delivery_exhausted", "webhook_enabled"),
+)
+REFUSALS: Final = Counted(
+    "vaultevents_api_refusals",
+    "Requests that ended with a problem, by its code.",
+    "code",
+    ("token_replayed", "mfa_locked"),
+)
+NODE_FAILURES: Final = Counted(
+    "vaultevents_node_failures",
+    "Nodes that could not answer, contradicted themselves or the chain, or were of another network.",
+    "kind",
+    ("node_unavailable", "node_fault", "node_of_wrong_network"),
+)
+COUNTERS: Final = (ATTEMPTS, RESENDS, NOTICES, REFUSALS, NODE_FAILURES)
+REQUESTS: Final = "vaultevents_api_requests"
+DURATIONS: Final = "vaultevents_attempt_duration_seconds"
+BUCKETS_MS: Final = (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 20_000)
+
+Key = tuple[str, ...]
+"""The name of a counter and the values of its labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """A live cursor: since when it has not moved, and how long a problem has held it up (0: none does)."""
+
+    position: int
+    age_s: float
+    stuck_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the database knows. `oldest_due_s`: for how long a first attempt is due whose webhook may be sent to."""
+
+    deliveries: Mapping[str, int]
+    oldest_pending_s: float
+    oldest_due_s: float
+    notices_waiting: int
+    reports_pending: int
+    report_age_s: float | None
+    clock_offset_s: float
+    streams: Mapping[str, StreamFacts]
+
+
+class Attempt(Protocol):
+    """One finished attempt: a status, or the error that prevented one."""
+
+    @property
+    def status(self) -> int | None: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def duration_ms(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """How far a stream could be read, and since when (monotonic)."""
+
+    position: int
+    since_s: float
+
+
+_counts: Counter[Key] = Counter()
+_heads: dict[str, _Head] = {}
+
+_RESULT = attrgetter("status", "error")
+_DURATION_MS = attrgetter("duration_ms")
+
+
+def attempts(batch: Iterable[Attempt]) -> None:
+    """Counts the attempts of one settled batch."""
+    batch = tuple(batch)
+    _count_outcomes(ATTEMPTS, batch)
+    for duration_ms, number in Counter(map(_DURATION_MS, batch)).items():
+        _counts[DURATIONS, str(bisect_left(BUCKETS_MS, duration_ms))] += number
+        _counts[DURATIONS, "sum"] += duration_ms * number
+
+
+def resends(batch: Iterable[Attempt]) -> None:
+    """Counts the attempts of one settled batch that customers asked for."""
+    _count_outcomes(RESENDS, batch)
+
+
+def _count_outcomes(counted: Counted, batch: Iterable[Attempt]) -> None:
+    for (status, error), number in Counter(map(_RESULT, batch)).items():
+        _counts[counted.name, error or f"{status // 100}xx"] += number
+
+
+def notice(kind: str) -> None:
+    """Counts a notice that was told."""
+    _counts[NOTICES.name, kind] += 1
+
+
+def request(route: str, status: int) -> None:
+    """Counts an answer of the API by the template of its route, never by its path."""
+    _counts[REQUESTS, route, f"{status // 100}xx"] += 1
+
+
+def refusal(code: str) -> None:
+    """Counts a request that ended with the problem of this code."""
+    _counts[REFUSALS.name, code] += 1
+
+
+def node_failure(kind: str) -> None:
+    """Counts what was wrong with a node."""
+    _counts[NODE_FAILURES.name, kind] += 1
+
+
+def taken() -> list[tuple[Key, int]]:
+    """What was counted since the last call, for another process to tell (`add`); here it is forgotten."""
+    counts = list(_counts.items())
+    _counts.clear()
+    return counts
+
+
+def add(counts: Iterable[tuple[Iterable[str], int]]) -> None:
+    """Counts what another process has counted."""
+    for key, number in counts:
+        _counts[tuple(key)] += number
+
+
+def head(stream: str, position: int) -> None:
+    """Takes note of how far a stream can be read."""
+    known = _heads.get(stream)
+    if known is None or known.position != position:
+        _heads[stream] = _Head(position, time.monotonic())
+
+
+def text(stored: Stored | None) -> bytes:
+    """All metrics in the text format; without `stored`, which the database could not give, those of this process."""
+    return generate_latest(_Families(_families(_counts, _heads, stored)))
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _families(counts: Counter[Key], heads: Mapping[str, _Head], stored: Stored | None) -> Iterator[Metric]:
+    for counted in COUNTERS:
+        values = dict.fromkeys(counted.known, 0) | {key[1]: n for key, n in counts.items() if key[0] == counted.name}
+        family = CounterMetricFamily(counted.name, counted.says, labels=[counted.label])
+        for value, number in values.items():
+            family.add_metric([value], number)
+        yield family
+    requests = CounterMetricFamily(
+        REQUESTS, "Answers of the API by route and status class.", labels=["route", "status"]
+    )
+    for name, *labels in counts:
+        if name == REQUESTS:
+            requests.add_metric(labels, counts[name, *labels])
+    yield requests
+    yield _durations(counts)
+    yield _gauge("vaultevents_database_up", "Whether the database answered this scrape.", int(stored is not None))
+    if stored is not None:
+        yield from _stored(stored)
+        yield from _streams(stored.streams, heads)
+
+
+def _durations(counts: Counter[Key]) -> Metric:
+    ends = [*(str(end_ms / 1000) for end_ms in BUCKETS_MS), "+Inf"]
+    below = accumulate(counts[DURATIONS, str(place)] for place in range(len(ends)))
+    family = HistogramMetricFamily(DURATIONS, "How long settled attempts took.")
+    family.add_metric([], list(zip(ends, map(float, below), strict=True)), counts[DURATIONS, "sum"] / 1000)
+    return family
+
+
+def _stored(stored: Stored) -> Iterator[Metric]:
+    yield _gauges(
+        "vaultevents_deliveries", "Deliveries by state; estimated where they are many.", "state", stored.deliveries
+    )
+    yield _gauge("vaultevents_oldest_pending_seconds", "Age of the oldest pending delivery.", stored.oldest_pending_s)
+    yield _gauge(
+        "vaultevents_oldest_due_seconds",
+        "How long a first attempt has been due whose webhook is neither parked nor paused.",
+        stored.oldest_due_s,
+    )
+    yield _gauge("vaultevents_notices_waiting", "Notices that are not told or not posted yet.", stored.notices_waiting)
+    yield _gauge(
+        "vaultevents_reports_pending", "Oracle reports whose files are not verified yet.", stored.reports_pending
+    )
+    if stored.report_age_s is not None:
+        yield _gauge("vaultevents_report_age_seconds", "Age of the newest oracle report.", stored.report_age_s)
+    yield _gauge(
+        "vaultevents_clock_offset_seconds", "The database's clock minus the one of this host.", stored.clock_offset_s
+    )
+
+
+def _streams(streams: Mapping[str, StreamFacts], heads: Mapping[str, _Head]) -> Iterator[Metric]:
+    now_s = time.monotonic()
+    positions = {stream: facts.position for stream, facts in streams.items()}
+    lags = {stream: max(0, heads[stream].position - at) for stream, at in positions.items() if stream in heads}
+    for name, says, values in (
+        ("position", "The last block or epoch that is committed.", positions),
+        ("lag", "Blocks or epochs between that and the head; only where this process watches.", lags),
+        ("age_seconds", "Since when the position has not moved.", {one: of.age_s for one, of in streams.items()}),
+        ("stuck_seconds", "How long a problem has held it up.", {one: of.stuck_s for one, of in streams.items()}),
+        (
+            "head_age_seconds",
+            "Since when the head has not moved.",
+            {one: now_s - of.since_s for one, of in heads.items()},
+        ),
+    ):
+        yield _gauges(f"vaultevents_stream_{name}", says, "stream", values)
+
+
+def _gauge(name: str, says: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, says, value=value)
+
+
+def _gauges(name: str, says: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, says, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family
