@@ -1,6 +1,6 @@
 """A kept connection to a receiver that carries one POST at a time (RFC 9112), parsed by httptools.
 
-    idle ──post()──▶ waiting ──headers──▶ reading the body ──its end──▶ idle
+    idle ──begin()──▶ waiting ──headers──▶ reading the body ──its end──▶ idle
                         └── anything else: closed, with what is known ──┘
 
 Everything that a receiver may send is bounded: 32 KiB of headers, 64 lines of them, 16 interim answers, 16 KiB of the
@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable
 from typing import Final, cast
 
 import httptools
+import msgspec
 
 HEADERS_LIMIT_BYTES: Final = 32 * 1024
 HEADERS_LIMIT_LINES: Final = 64
@@ -22,17 +23,14 @@ INTERIM_LIMIT: Final = 16
 BODY_LIMIT_BYTES: Final = 16 * 1024
 
 
-class Answer:
+class Answer(msgspec.Struct):
     """What came back on a connection: a final `status` with complete headers, or none and the `failure`."""
 
-    __slots__ = ("body", "failure", "first_byte_at_s", "retry_after", "status")
-
-    def __init__(self) -> None:
-        self.status: int | None = None
-        self.retry_after: bytes | None = None
-        self.body = b""
-        self.first_byte_at_s: float | None = None
-        self.failure: Exception | None = None
+    status: int | None = None
+    retry_after: bytes | None = None
+    body: bytes = b""
+    first_byte_at_s: float | None = None
+    failure: Exception | None = None
 
 
 class Malformed(Exception):
@@ -40,39 +38,49 @@ class Malformed(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """The protocol of one transport. `address` is where it leads; `usable` while another POST may be sent."""
+    """The protocol of one transport. `address` is where it leads; `usable` while another POST may be sent.
+
+    Whoever posts has to call `expire` when `deadline_s` (loop's clock) is over: a timer for each POST costs too much.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.usable = True
         self.idle_since_s = 0.0
+        self.deadline_s = 0.0
         self._loop = asyncio.get_running_loop()
         self._done: Callable[[Answer], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._parser = httptools.HttpResponseParser(self)  # goes on after an answer that left the connection usable
 
-    def post(self, data: bytes, deadline_s: float, done: Callable[[Answer], None]) -> None:
-        """Sends a whole request; `done` is called with its answer, at the latest at `deadline_s` (loop's clock)."""
+    def begin(self, deadline_s: float, done: Callable[[Answer], None]) -> None:
+        """A POST whose request is about to be written; `done` is called with its answer, or with what ended it."""
         self._answer = Answer()
-        self._parser = httptools.HttpResponseParser(self)
         self._header_bytes = self._header_lines = self._unparsed_bytes = self._interim = 0
-        self._in_body = self._ended = self._begun_again = False
+        self._is_sent = self._in_body = self._ended = self._begun_again = False
         self._done = done
-        self._timer = self._loop.call_at(deadline_s, self._expire)
-        self._transport.write(data)
+        self.deadline_s = deadline_s
+
+    def write(self, request: bytes) -> None:
+        """Sends the whole request, unless the connection has ended meanwhile."""
+        if self._done is not None:
+            self._is_sent = True
+            self._transport.write(request)
 
     def close(self) -> None:
         """Ends the connection at once; nobody is told of what was under way."""
         self.usable = False
-        if self._done is not None:
-            self._done = None
-            self._timer.cancel()
+        self._done = None
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._done is None:  # nobody asked for anything
             self.close()
+            return
+        if not self._is_sent:  # such as a 408 for having been idle: it answers nothing of ours
+            self._fail(ConnectionResetError("an answer came before its request"))
             return
         answer = self._answer
         if answer.first_byte_at_s is None:
@@ -107,7 +115,8 @@ class Connection(asyncio.Protocol):
         if self._done is not None:
             self._fail(problem or ConnectionResetError("the connection ended without an answer"))
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """The time of the POST that is under way is over."""
         self._fail(TimeoutError())
 
     def _fail(self, problem: Exception) -> None:
@@ -122,7 +131,6 @@ class Connection(asyncio.Protocol):
         if done is None:
             return
         self._done = None
-        self._timer.cancel()
         if not keep:
             self.close()
         done(self._answer)  # which may post again: nothing of this answer is needed after it

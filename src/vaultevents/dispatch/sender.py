@@ -44,6 +44,8 @@ RETRY_AFTER_CHARS: Final = 64
 IDLE_CONNECTIONS: Final = 4096
 DIALS: Final = 16
 PATIENCE_S: Final = 0.01
+OVERDUE_S: Final = 0.05
+"""How often it is looked for attempts whose time is over, so they last longer by at most this."""
 
 # The first that fits names the failure of an answer: special before general.
 _KINDS: Final[tuple[tuple[type[Exception], ErrorKind], ...]] = (
@@ -113,6 +115,8 @@ class Sender:
         self._total_timeout_s = total_timeout_s
         self._pool = Pool(KEEP_ALIVE_S, IDLE_CONNECTIONS, DIALS, PATIENCE_S)
         self._busy: set[Connection] = set()
+        self._unsent: list[tuple[Connection, bytes]] = []
+        self._watch: asyncio.TimerHandle | None = None
         self._target = lru_cache(maxsize=4096)(self._parse)
 
     async def __aenter__(self) -> Self:
@@ -122,6 +126,8 @@ class Sender:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
         for connection in tuple(self._busy):
             connection.close()
         self._pool.close()
@@ -191,7 +197,24 @@ class Sender:
             done(reply)
 
         self._busy.add(connection)
-        connection.post(request, begun[0] + self._total_timeout_s, answered)
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().call_later(OVERDUE_S, self._end_overdue)
+        connection.begin(begun[0] + self._total_timeout_s, answered)
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._unsent.append((connection, request))
+
+    def _write(self) -> None:
+        """Sends what one turn of the loop has begun in one go: a receiver wakes up once for many of them."""
+        unsent, self._unsent = self._unsent, []
+        for connection, request in unsent:
+            connection.write(request)
+
+    def _end_overdue(self) -> None:
+        now_s = self._clock()
+        for connection in [one for one in self._busy if one.deadline_s <= now_s]:
+            connection.expire()
+        self._watch = asyncio.get_running_loop().call_later(OVERDUE_S, self._end_overdue) if self._busy else None
 
     def _give_back(self, origin: _Origin, connection: Connection) -> None:
         self._busy.discard(connection)
