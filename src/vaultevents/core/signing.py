@@ -66,7 +66,7 @@ def sign(secret_texts: Sequence[str], webhook_id: str, timestamp_s: int, body: b
     if not secret_texts:
         raise ValueError("a delivery needs at least one secret")
     content = b"%s.%d.%s" % (webhook_id.encode(), timestamp_s, body)
-    return " ".join(f"v1,{_base64(hmac.digest(_key(text), content, 'sha256'))}" for text in secret_texts)
+    return " ".join([f"v1,{_base64(hmac.digest(_key(text), content, 'sha256'))}" for text in secret_texts])
 
 
 def _base64(data: bytes) -> str:

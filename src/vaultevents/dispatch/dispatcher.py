@@ -214,7 +214,8 @@ class Dispatcher:
         self._some_others.set()
 
     def _settled(self, batch: Sequence[Settlement], settled: Settled) -> None:
-        log.info("attempts_settled", **Counter(str(one.state) for one in batch))
+        states: Counter[str] = Counter([one.state for one in batch])
+        log.info("attempts_settled", **states)
         metrics.attempts(batch)
         if settled.held < len(batch):
             log.warning("leases_lost", attempts=len(batch) - settled.held)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -23,8 +23,7 @@ from vaultevents.store.pool import Connection, Database, Record
 from vaultevents.store.webhooks import disable_webhook
 
 
-@dataclass(frozen=True, slots=True)
-class SealedSecret:
+class SealedSecret(NamedTuple):
     key_id: str
     sealed: bytes
 
@@ -233,7 +232,7 @@ def _results(settlements: Iterable[Settlement]) -> Iterator[list[Any] | None]:
 
 def _column(values: list[Any]) -> list[Any] | None:
     """The values, or None when all are None: encoding a thousand nulls costs as much as a thousand numbers."""
-    return values if any(value is not None for value in values) else None
+    return None if values.count(None) == len(values) else values
 
 
 _SETTLE = """
