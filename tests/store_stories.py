@@ -149,10 +149,10 @@ async def some_deliveries(database: Database, number: int) -> tuple[Outbox, Subs
     return outbox, subscription
 
 
-async def take(database: Database, limit: int = 500, per_webhook: int = 10_000) -> Claim:
+async def take(database: Database, limit: int = 500, per_webhook: int = 10_000, after: str = "") -> Claim:
     """What a dispatcher would get that looks now."""
     await end_leases(database)
-    return await claim(database, limit, uuid4(), LEASE_S, per_webhook)
+    return await claim(database, limit, uuid4(), LEASE_S, per_webhook, after)
 
 
 def settlement(

@@ -49,6 +49,9 @@ log = structlog.get_logger("dispatch")
 
 BATCH = 500
 SETTLE_WINDOW_S = 0.005
+PLENTY = 250
+"""So many accepted attempts are worth another turn beside the one that is under way."""
+
 WAVE = 64
 WAVE_S = 0.01
 """Of what was claimed this many are posted at once, and as many more after this time, however slow the first are."""
@@ -123,6 +126,7 @@ class Dispatcher:
         self._options = options
         self._rng = rng
         self._in_flight = 0
+        self._after = ""  # the webhook whose turn was last
         self._batches: list[_Batch] = []
         self._ready: deque[tuple[Delivery, _Batch]] = deque()
         self._posting = 0  # attempts of the present wave that have no answer yet
@@ -131,6 +135,7 @@ class Dispatcher:
         self._attempts: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._accepted: list[Settlement] = []
+        self._plenty_accepted = asyncio.Event()
         self._others: list[Settlement] = []
         self._some_others = asyncio.Event()
 
@@ -142,6 +147,7 @@ class Dispatcher:
         async with asyncio.TaskGroup() as group:
             helpers = [group.create_task(self._listen()), group.create_task(self._settle_others())]
             helpers += [group.create_task(self._end_leases()), group.create_task(self._wake_on(stop))]
+            helpers.append(group.create_task(self._turns_beside(stop, group)))
             turns = group.create_task(self._turns(stop, group))
             await stop.wait()
             with contextlib.suppress(TimeoutError):
@@ -157,9 +163,7 @@ class Dispatcher:
         while self._in_flight or not stop.is_set():
             self._wake.clear()
             try:
-                accepted = self._accepted[:BATCH]
-                room = 0 if stop.is_set() else self._room(len(accepted))
-                found = await self._turn(accepted, room, group)
+                found, room = await self._turn(stop, group)
                 if room and found == room:
                     continue
                 if await self._woken(QUIET_S):
@@ -172,6 +176,17 @@ class Dispatcher:
                 due_s = RECONNECT_S
             await self._woken(self._options.poll_s if due_s is None else min(due_s, self._options.poll_s))
 
+    async def _turns_beside(self, stop: asyncio.Event, group: asyncio.TaskGroup) -> None:
+        """A second turn beside the one that is under way, when enough was accepted meanwhile."""
+        while True:
+            await self._plenty_accepted.wait()
+            self._plenty_accepted.clear()
+            try:
+                await self._turn(stop, group)
+            except DatabaseUnavailable as error:
+                log.warning("dispatch_waits", problem=str(error), retry_in_s=RECONNECT_S)
+                await asyncio.sleep(RECONNECT_S)
+
     def _room(self, settling: int) -> int:
         """How many to claim while so many are settled: none while more than a batch is still to be answered."""
         since_s = asyncio.get_running_loop().time() - SLOW_S
@@ -183,22 +198,34 @@ class Dispatcher:
     def _awaited(self) -> int:
         return sum(batch.left for batch in self._batches)
 
-    async def _turn(self, accepted: Sequence[Settlement], room: int, group: asyncio.TaskGroup) -> int:
-        """Settles what was accepted and claims up to `room`; how many that were."""
+    async def _turn(self, stop: asyncio.Event, group: asyncio.TaskGroup) -> tuple[int, int]:
+        """Settles what was accepted and claims what there is room for; how many were claimed, of how many."""
+        accepted, self._accepted = self._accepted[:BATCH], self._accepted[BATCH:]
+        room = 0 if stop.is_set() else self._room(len(accepted))
+        try:
+            found = await self._settle_and_claim(accepted, room, group)
+        except DatabaseUnavailable:
+            self._accepted += accepted
+            raise
+        return found, room
+
+    async def _settle_and_claim(self, accepted: Sequence[Settlement], room: int, group: asyncio.TaskGroup) -> int:
         options, lease = self._options, uuid4()
         # As slots run short each webhook may have fewer, so that those that hang never have them all.
         share = math.ceil(options.per_webhook * (1 - (self._in_flight - len(accepted)) / options.concurrency))
         if accepted:
-            settled, claimed = await settle_and_claim(self._database, accepted, room, lease, options.lease_s, share)
-            del self._accepted[: len(accepted)]
+            settled, claimed = await settle_and_claim(
+                self._database, accepted, room, lease, options.lease_s, share, self._after
+            )
             if settled is None:
                 self._settle_apart(accepted)
             else:
                 self._settled(accepted, settled)
         elif room:
-            claimed = await claim(self._database, room, lease, options.lease_s, share)
+            claimed = await claim(self._database, room, lease, options.lease_s, share, self._after)
         else:
             return 0
+        self._after = claimed.last
         if claimed.database_time is not None:
             self._clock.check(claimed.database_time)
         if found := len(claimed.deliveries):
@@ -289,6 +316,8 @@ class Dispatcher:
         if reply.status is not None and 200 <= reply.status < 300:
             self._accepted.append(_settlement(attempt.delivery, "delivered", attempt.started_at, reply))
             self._wake.set()
+            if len(self._accepted) >= PLENTY:
+                self._plenty_accepted.set()
         else:
             self._settle_apart([self._failed(attempt.delivery, attempt.started_at, reply)])
         attempt.batch.left -= 1

@@ -54,10 +54,14 @@ class Delivery(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What was due, and the database's time at that moment (D15), which is told with deliveries only."""
+    """What was due, the database's time at that moment (D15), which is told with deliveries only, and whose turn it was.
+
+    The next claim may begin after the webhook `last`.
+    """
 
     deliveries: tuple[Delivery, ...]
     database_time: datetime | None
+    last: str
 
 
 AttemptState = Literal["scheduled", "delivered", "exhausted", "parked"]
@@ -84,21 +88,24 @@ class Settlement(msgspec.Struct, frozen=True):
     timing: Timing = NO_TIMING
 
 
-async def claim(database: Database, limit: int, lease: UUID, lease_s: float, per_webhook: int = 10) -> Claim:
-    """Up to `limit` due deliveries, now leased to the caller; rows that others hold are skipped.
+async def claim(
+    database: Database, limit: int, lease: UUID, lease_s: float, per_webhook: int = 10, after: str = ""
+) -> Claim:
+    """Up to `limit` due deliveries, now leased to the caller.
 
     No webhook has more than `per_webhook` in flight, in all processes together; one that is parked or paused gets
-    nothing, and one whose park just ended a single one (D8). First attempts go before retries; webhooks take turns.
+    nothing, and one whose park just ended a single one (D8). First attempts go before retries; webhooks take turns,
+    beginning with the one whose id follows `after`.
     """
     async with database.statement() as connection:  # one round trip, one commit: `claim_deliveries` is a migration's
-        rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook)
-    return _claimed(rows, lease)
+        rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook, after)
+    return _claimed(rows, lease, after)
 
 
-_CLAIM = "select *, null::bigint[] as lost from claim_deliveries($1, $2, $3, $4)"
+_CLAIM = "select *, null::bigint[] as lost from claim_deliveries($1, $2, $3, $4, $5)"
 
 
-def _claimed(rows: Sequence[Record], lease: UUID) -> Claim:
+def _claimed(rows: Sequence[Record], lease: UUID, after: str) -> Claim:
     targets: dict[str, Target] = {}
     database_time = None
     deliveries = []
@@ -107,7 +114,7 @@ def _claimed(rows: Sequence[Record], lease: UUID) -> Claim:
             targets[webhook_id] = _target(webhook_id, url, key_ids, sealed)
             database_time = claimed_at
         deliveries.append(Delivery(delivery_id, lease, attempts + 1, event_id, body, targets[webhook_id]))
-    return Claim(tuple(deliveries), database_time)
+    return Claim(tuple(deliveries), database_time, max(targets, key=lambda one: (one <= after, one), default=after))
 
 
 async def end_leases(database: Database) -> int:
@@ -135,6 +142,7 @@ async def settle_and_claim(
     lease: UUID,
     lease_s: float,
     per_webhook: int = 10,
+    after: str = "",
 ) -> tuple[Settled | None, Claim]:
     """`settle` and `claim` in one round trip and one commit, for attempts in the state `delivered` only.
 
@@ -143,14 +151,14 @@ async def settle_and_claim(
     """
     async with database.statement() as connection:
         written = (*_leased(accepted), *_results(accepted))
-        (told, *rows) = await connection.fetch(_SETTLE_AND_CLAIM, *written, limit, lease, lease_s, per_webhook)
+        (told, *rows) = await connection.fetch(_SETTLE_AND_CLAIM, *written, limit, lease, lease_s, per_webhook, after)
     lost = told["lost"]
-    return None if lost is None else Settled(len(accepted) - len(lost)), _claimed(rows, lease)
+    return None if lost is None else Settled(len(accepted) - len(lost)), _claimed(rows, lease, after)
 
 
 _SETTLE_AND_CLAIM = """
 select * from settle_and_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18,
-    $19, $20, $21, $22)
+    $19, $20, $21, $22, $23)
 """
 
 

@@ -30,9 +30,12 @@ alter table queue add turn smallint not null generated always as (least(attempts
 alter table queue set (fillfactor = 90);
 create index queue_ready on queue (webhook_id, turn, due_at);
 
--- Claims take turns, lest two of them count the same free slots of a webhook: the lock comes before the snapshot of the
+-- Webhooks take turns: the claim begins after the webhook `after_webhook`, gives each one its free slots, and stops at
+-- `wanted`. Claims take turns, too, lest two of them count the same free slots of a webhook: the lock comes before the snapshot of the
 -- statement that counts. The settings hold the plan to the indexes, whatever the table looked like when it was made.
-create function claim_deliveries(wanted integer, token uuid, lease_s double precision, per_webhook integer)
+create function claim_deliveries(
+    wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text
+)
 returns table (
     delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, url text, key_ids text[],
     sealed bytea[], claimed_at timestamptz
@@ -52,39 +55,34 @@ begin
     perform pg_advisory_xact_lock(hashtext('vaultevents claim'), hashtext(current_schema()));
     moment := db_now();
     return query
-    with open as materialized (
-        -- While the failures of a webhook are not forgotten, one is tried at a time.
-        select w.id, slots.leased, slots.free
-        from webhooks w cross join lateral (
-            select array_agg(each.id) as leased,
-                (case when w.parks > 0 then 1 else per_webhook end - count(each.id))::integer as free
+    with chosen as materialized (
+        select w.id as webhook_id, due.delivery_id, due.event_seq, due.attempts, due.place
+        from (
+            select id, parks from webhooks
+            where active and deleted_at is null
+                and (paused_until is null or paused_until <= moment) and (parked_until is null or parked_until <= moment)
+            order by id <= after_webhook, id
+        ) w cross join lateral (
+            -- While the failures of a webhook are not forgotten, one is tried at a time.
+            select coalesce(array_agg(each.id), '{}') as leased,
+                greatest(case when w.parks > 0 then 1 else per_webhook end - count(each.id), 0) as free
             from leases l cross join unnest(l.delivery_ids) as each (id) where l.webhook_id = w.id
-        ) slots
-        where w.active and w.deleted_at is null and slots.free > 0
-            and (w.paused_until is null or w.paused_until <= moment)
-            and (w.parked_until is null or w.parked_until <= moment)
-            and (exists (select from queue q where q.webhook_id = w.id and q.turn = 0 and q.due_at <= moment)
-              or exists (select from queue q where q.webhook_id = w.id and q.turn = 1 and q.due_at <= moment))
-    ), share as materialized (
-        select greatest(ceil(wanted::float8 / greatest(count(*), 1)), 1)::integer as most from open
-    ), chosen as materialized (
-        select open.id as webhook_id, due.delivery_id, due.event_seq, due.attempts, due.place
-        from open cross join share cross join lateral (
+        ) slots cross join lateral (
             select found.*, row_number() over () as place from (  -- retries are only looked for where there is room
                 (
-                    select q.delivery_id, q.event_seq, q.attempts, q.due_at from queue q
-                    where q.webhook_id = open.id and q.turn = 0 and q.due_at <= moment
-                        and (open.leased is null or q.delivery_id <> all (open.leased))
-                    order by q.due_at limit least(open.free, share.most)
+                    select q.delivery_id, q.event_seq, q.attempts from queue q
+                    where q.webhook_id = w.id and q.turn = 0 and q.due_at <= moment
+                        and q.delivery_id <> all (slots.leased)
+                    order by q.due_at limit slots.free
                 ) union all (
-                    select q.delivery_id, q.event_seq, q.attempts, q.due_at from queue q
-                    where q.webhook_id = open.id and q.turn = 1 and q.due_at <= moment
-                        and (open.leased is null or q.delivery_id <> all (open.leased))
-                    order by q.due_at limit least(open.free, share.most)
+                    select q.delivery_id, q.event_seq, q.attempts from queue q
+                    where q.webhook_id = w.id and q.turn = 1 and q.due_at <= moment
+                        and q.delivery_id <> all (slots.leased)
+                    order by q.due_at limit slots.free
                 )
-            ) found limit least(open.free, share.most)
+            ) found limit slots.free
         ) due
-        order by due.place, due.due_at limit wanted
+        where slots.free > 0 limit wanted
     ), leased as (
         insert into leases (webhook_id, token, until, delivery_ids)
         select c.webhook_id, token_of_claim, moment + make_interval(secs => lease_s), array_agg(c.delivery_id)
@@ -189,7 +187,7 @@ create function settle_and_claim(
     ids bigint[], numbers integer[], states text[], after_s float8[], started_at timestamptz[], duration_ms integer[],
     statuses smallint[], errors text[], excerpts text[], addresses text[], dns_ms integer[], connect_ms integer[],
     tls_ms integer[], first_byte_ms integer[],
-    wanted integer, token uuid, lease_s double precision, per_webhook integer
+    wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text
 ) returns table (
     delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, url text, key_ids text[],
     sealed bytea[], claimed_at timestamptz, lost bigint[]
@@ -200,7 +198,7 @@ begin
     lost := settle_deliveries(true, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18);
     return next;
     if lost is not null and wanted > 0 then
-        return query select c.*, null::bigint[] from claim_deliveries(wanted, token, lease_s, per_webhook) c;
+        return query select c.*, null::bigint[] from claim_deliveries(wanted, token, lease_s, per_webhook, after_webhook) c;
     end if;
 end $$;
 
