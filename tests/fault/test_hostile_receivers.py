@@ -18,8 +18,8 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
+from dispatch_stories import bodies, dispatching, subscribe, until
 from embedded_user import postmaster, supervisor
-from integration.test_dispatcher import bodies, dispatching, subscribe, until
 from store_stories import KEY, assert_ledger, commit, funding, rows, simple_world, values, webhook
 from vaultevents.core.streaks import Parking
 from vaultevents.core.webhooks import UrlRules, parse_allow
