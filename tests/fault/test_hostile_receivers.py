@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -14,21 +15,25 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import psutil
 import pytest
 from structlog.testing import capture_logs
 
+from dispatch_stories import bodies, dispatching, subscribe, until
 from embedded_user import postmaster, supervisor
-from integration.test_dispatcher import bodies, dispatching, subscribe, until
 from store_stories import KEY, assert_ledger, commit, funding, rows, simple_world, values, webhook
+from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.streaks import Parking
 from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.devnet.hostile import ANSWERS, BAD_TLS, CANARY, OK, Answer, Hostile, HostileReceivers, saying, status
 from vaultevents.devnet.receivers import Receivers
+from vaultevents.dispatch import dispatcher
 from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.egress import Guard
 from vaultevents.store.clock import ServiceClock
+from vaultevents.store.deliveries import Claim, Settled, Settlement, settle_and_claim
 from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
 from vaultevents.store.pool import Database, open_database
 
@@ -196,9 +201,9 @@ def hints(now: datetime) -> dict[str, tuple[list[str], set[int]]]:
 async def running(database: Database, receivers: HostileReceivers, options: DispatchOptions) -> AsyncIterator[None]:
     async with sender(receivers) as sending:
         clock = ServiceClock(await database.now())
-        dispatcher = Dispatcher(database, sending, {KEY.id: KEY}, clock, options, random.Random(1))
+        sends = Dispatcher(database, sending, {KEY.id: KEY}, clock, options, random.Random(1))
         stop = asyncio.Event()
-        task = asyncio.create_task(dispatcher.run(stop))
+        task = asyncio.create_task(sends.run(stop))
         try:
             yield
         finally:
@@ -299,10 +304,11 @@ async def read_only(_directory: Path, database: Database) -> None:
         await connection.execute("select pg_reload_conf()")
 
 
-@pytest.mark.parametrize("trouble", [restarted, gone, read_only])
-async def test_what_receivers_answered_while_the_database_was_away_is_kept(
-    trouble: Callable[[Path, Database], Awaitable[None]], own_server: tuple[Path, ServerAddress], tmp_path: Path
-) -> None:
+Trouble = Callable[[Path, Database], Awaitable[None]]
+
+
+async def outlast(trouble: Trouble, own_server: tuple[Path, ServerAddress], tmp_path: Path) -> None:
+    """Deliveries go on through the trouble, which no lease is too short for: so nothing may be posted twice."""
     directory, address = own_server
     receivers = Receivers(tmp_path)
     await receivers.start()
@@ -313,13 +319,60 @@ async def test_what_receivers_answered_while_the_database_was_away_is_kept(
         box = await simple_world(database)
         hook = await subscribe(database, receivers, "hook")
         await commit(box, *(funding(number) for number in range(300)))
-        options: dict[str, Any] = {"concurrency": 4, "lease_s": 4, "total_timeout_s": 1}
-        async with dispatching(database, receivers.ca_path, **options):
+        async with dispatching(database, receivers.ca_path, concurrency=4, lease_s=8, total_timeout_s=3):
             await hook.arrivals(30)
             await trouble(directory, database)
             assert len(hook.ledger) < 300, "there was something left to do"
-            await until(database, {"delivered": 300}, within_s=25)
-        assert {one.webhook_id: one.body for one in hook.accepted} == await bodies(database)
-        assert len(hook.ledger) <= 300 + 4
-        recorded = await values(database, "select count(distinct delivery_id)::int from attempts where status = 200")
-        assert recorded == [300]
+            await until(database, {"delivered": 300}, within_s=30)
+        stored = await bodies(database)
+        assert {one.webhook_id: one.body for one in hook.accepted} == stored
+        again = Counter(one.webhook_id for one in hook.ledger) - Counter(stored.keys())
+        assert not again, f"posted again: {again}"
+        recorded = await rows(database, "select status, error, count(*)::int as n from attempts group by 1, 2")
+        assert recorded == [{"status": 200, "error": None, "n": 300}]
+
+
+@pytest.mark.parametrize("trouble", [restarted, gone, read_only])
+async def test_what_receivers_answered_while_the_database_was_away_is_kept(
+    trouble: Trouble, own_server: tuple[Path, ServerAddress], tmp_path: Path
+) -> None:
+    await outlast(trouble, own_server, tmp_path)
+
+
+SettleAndClaim = Callable[..., Awaitable[tuple[Settled | None, Claim]]]
+
+
+async def forgets(database: Database, accepted: list[Settlement], *claiming: Any) -> tuple[Settled | None, Claim]:
+    """As if what could not be stored had been."""
+    try:
+        return await settle_and_claim(database, accepted, *claiming)
+    except DatabaseUnavailable:
+        return Settled(len(accepted)), Claim((), None)
+
+
+async def takes_for_lost(
+    database: Database, accepted: list[Settlement], *claiming: Any
+) -> tuple[Settled | None, Claim]:
+    """As if nobody knew what the receiver had answered."""
+    try:
+        return await settle_and_claim(database, accepted, *claiming)
+    except DatabaseUnavailable:
+        unknown = {"state": "scheduled", "status": None, "error": "timeout"}
+        accepted[:] = [msgspec.structs.replace(one, **unknown) for one in accepted]
+        return None, Claim((), None)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "broken"), [(restarted, forgets), (gone, takes_for_lost), (read_only, takes_for_lost)]
+)
+async def test_answers_that_do_not_outlast_the_trouble_are_missed(
+    trouble: Trouble,
+    broken: SettleAndClaim,
+    own_server: tuple[Path, ServerAddress],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Negative control of the stories above."""
+    monkeypatch.setattr(dispatcher, "settle_and_claim", broken)
+    with pytest.raises(AssertionError, match="posted again"):
+        await outlast(trouble, own_server, tmp_path)

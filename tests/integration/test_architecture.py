@@ -232,10 +232,19 @@ def unmarked(sources: Mapping[str, str], markers: set[str]) -> list[str]:
     return sorted(path for path, source in sources.items() if not marks(source) & markers)
 
 
-def our_sources() -> dict[str, str]:
-    top = ROOT / "src"
-    files = sorted((top / HOUSE).rglob("*.py"))
+def borrowed(sources: Mapping[str, str]) -> list[str]:
+    """Where a module imports a test module; what two of them need is a support module's."""
+    found = [one for module, text in sources.items() for one in imports(module, ast.parse(text), set(sources))]
+    return sorted(one.where for one in found if any(part.startswith("test_") for part in one.target.split(".")))
+
+
+def sources_in(folder: Path, top: Path) -> dict[str, str]:
+    files = sorted(folder.rglob("*.py"))
     return {".".join(file.relative_to(top).with_suffix("").parts): file.read_text() for file in files}
+
+
+def our_sources() -> dict[str, str]:
+    return sources_in(ROOT / "src" / HOUSE, ROOT / "src")
 
 
 def test_the_house_is_in_order() -> None:
@@ -251,6 +260,12 @@ def test_every_test_module_has_a_known_marker() -> None:
     sources = {file.relative_to(ROOT).as_posix(): file.read_text() for file in files}
     assert "tests/integration/test_architecture.py" in sources
     assert unmarked(sources, markers) == []
+
+
+def test_no_test_module_is_imported() -> None:
+    sources = sources_in(ROOT / "tests", ROOT / "tests")
+    assert {"integration.test_architecture", "store_stories"} <= sources.keys()
+    assert borrowed(sources) == []
 
 
 # name, a house, the beginning of the only breach it has
@@ -349,3 +364,14 @@ def test_an_unmarked_test_module_is_named() -> None:
         "several.py": "pytestmark = [pytest.mark.timeout(5), pytest.mark.fault]",
     }
     assert unmarked(sources, {"unit", "fault"}) == ["inner.py", "none.py", "unknown.py"]
+
+
+def test_an_imported_test_module_is_named() -> None:
+    sources = {
+        "fault.test_a": "from integration.test_b import story",
+        "fault.test_c": "import json\ndef f():\n    from integration import test_b",
+        "integration.test_b": "from stories import story\nfrom vaultevents.core import units",
+        "integration.test_d": "from . import test_b",
+        "stories": "import integration.test_b",
+    }
+    assert borrowed(sources) == ["fault.test_a:1", "fault.test_c:3", "integration.test_d:1", "stories:1"]

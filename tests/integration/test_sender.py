@@ -9,19 +9,13 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 import uvloop
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 
 from vaultevents.core.webhooks import UrlRules, parse_allow
+from vaultevents.devnet.certificates import Authority
 from vaultevents.dispatch import sender as sender_module
 from vaultevents.dispatch.sender import EXCERPT_CHARS, Reply, Sender
 from vaultevents.egress import Guard
@@ -33,62 +27,6 @@ BODY = b'{"id":"funding_received_a_0XAB"}'
 HEADERS = {"content-type": "application/json", "user-agent": "vaultevents/0", "webhook-id": "funding_received_a_0XAB"}
 LOOPBACK = UrlRules(allow=(parse_allow("127.0.0.0/8:*"),))
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-
-
-class Authority:
-    """A certificate authority of one test run; `ca_file` is what a client has to trust."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        self.certificate = self._make("test authority", self.key, None, [], timedelta(days=1))
-        self.ca_file = directory / "ca.pem"
-        self.ca_file.write_bytes(self.certificate.public_bytes(Encoding.PEM))
-
-    def server(self, *names: str, life: timedelta = timedelta(days=1), self_signed: bool = False) -> ssl.SSLContext:
-        key = ec.generate_private_key(ec.SECP256R1())
-        issuer = None if self_signed else self.certificate
-        certificate = self._make(names[0], key, issuer, names, life)
-        pem = self.directory / f"{certificate.serial_number}.pem"
-        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        pem.write_bytes(private + certificate.public_bytes(Encoding.PEM))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(pem)
-        return context
-
-    def _make(
-        self,
-        name: str,
-        key: ec.EllipticCurvePrivateKey,
-        issuer: x509.Certificate | None,
-        names: Sequence[str],
-        life: timedelta,
-    ) -> x509.Certificate:
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        signer = key if issuer is None else self.key
-        now = datetime.now(UTC)
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(subject if issuer is None else issuer.subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(days=10))
-            .not_valid_after(now + life)
-            .add_extension(x509.BasicConstraints(ca=not names, path_length=None), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-        )
-        if names:
-            builder = builder.add_extension(x509.SubjectAlternativeName([_san(n) for n in names]), critical=False)
-        else:
-            usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
-            builder = builder.add_extension(usage, critical=True)
-        return builder.sign(signer, SHA256())
-
-
-def _san(name: str) -> x509.GeneralName:
-    return x509.IPAddress(ip_address(name)) if name[0].isdigit() else x509.DNSName(name)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +101,7 @@ def sender(
         return answers or ("127.0.0.1",)
 
     guard = Guard(rules, lookup=lookup)
-    ca_file = None if authority is None else authority.ca_file
+    ca_file = None if authority is None else authority.ca_path
     return Sender(guard, ca_file=ca_file, connect_timeout_s=connect_timeout_s, total_timeout_s=total_timeout_s)
 
 
@@ -369,7 +307,7 @@ async def test_a_certificate_that_proves_nothing_ends_the_attempt(
     fault: str, authority: Authority, tmp_path: Path
 ) -> None:
     contexts: dict[str, Callable[[], ssl.SSLContext]] = {
-        "expired": lambda: authority.server(NAME, life=timedelta(days=-1)),
+        "expired": lambda: authority.server(NAME, expired=True),
         "self-signed": lambda: authority.server(NAME, self_signed=True),
         "unknown authority": lambda: Authority(tmp_path).server(NAME),
         "wrong name": lambda: authority.server("other.example", "127.0.0.1"),
@@ -461,7 +399,7 @@ async def test_a_name_that_does_not_resolve(authority: Authority) -> None:
     async def lookup(name: str) -> Sequence[str]:
         raise OSError("no such name")
 
-    async with Sender(Guard(UrlRules(), lookup=lookup), ca_file=authority.ca_file) as sending:
+    async with Sender(Guard(UrlRules(), lookup=lookup), ca_file=authority.ca_path) as sending:
         reply = await sending.send(f"https://{NAME}/", BODY, HEADERS)
         assert (reply.status, reply.error, reply.address) == (None, "dns", None)
 
@@ -526,7 +464,7 @@ async def test_a_slow_phase_shows_in_its_own_field(authority: Authority) -> None
         writer.write(OK)
 
     guard = Guard(LOOPBACK, lookup=slow)
-    async with receiving(late, authority.server(NAME)) as receiver, Sender(guard, ca_file=authority.ca_file) as sending:
+    async with receiving(late, authority.server(NAME)) as receiver, Sender(guard, ca_file=authority.ca_path) as sending:
         fresh = (await sending.send(receiver.url, BODY, HEADERS)).timing
         assert fresh.dns_ms is not None
         assert fresh.connect_ms is not None
