@@ -18,6 +18,7 @@ from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.daemon import collect_less
 from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
 from vaultevents.dispatch.sender import Sender
+from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.pool import open_database
@@ -36,7 +37,7 @@ async def dispatch(facts: dict[str, Any]) -> None:
     async with Sender(guard, ca_file=ca_file) as sender:
         collect_less()
         print("ready", flush=True)
-        await Dispatcher(database, sender, {KEY.id: KEY}, clock, options, random.Random(1)).run(stop)
+        await Dispatcher(database, sender, Signer({KEY.id: KEY}), clock, options, random.Random(1)).run(stop)
     await database.close()
 
 

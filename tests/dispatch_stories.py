@@ -17,6 +17,7 @@ from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.devnet.receivers import Behaviour, Hook, Receivers
 from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
 from vaultevents.dispatch.sender import Sender
+from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.pool import Database
@@ -28,13 +29,21 @@ NEVER = Parking(after=10**9)
 
 @asynccontextmanager
 async def dispatching(
-    database: Database, ca_path: Path, *, total_timeout_s: float = 5.0, seed: int = 1, **options: Any
+    database: Database,
+    ca_path: Path,
+    *,
+    total_timeout_s: float = 5.0,
+    seed: int = 1,
+    plain_header: str | None = None,
+    **options: Any,
 ) -> AsyncIterator[asyncio.Event]:
     """A running dispatcher, and what stops it; at the end it is stopped, has drained, and the ledger adds up."""
     settings = DispatchOptions(**{"schedule_s": QUICK_S, "per_webhook": 1000, "parking": NEVER, **options})
     async with Sender(Guard(LOOPBACK), ca_file=ca_path, total_timeout_s=total_timeout_s) as sender:
         clock = ServiceClock(await database.now())
-        running = Dispatcher(database, sender, {KEY.id: KEY}, clock, settings, random.Random(seed))
+        running = Dispatcher(
+            database, sender, Signer({KEY.id: KEY}, plain_header), clock, settings, random.Random(seed)
+        )
         stop = asyncio.Event()
         task = asyncio.create_task(running.run(stop))
         try:

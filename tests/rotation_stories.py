@@ -26,6 +26,7 @@ from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.devnet.receivers import Received, Receivers
 from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
 from vaultevents.dispatch.sender import Sender
+from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
 from vaultevents.store import webhooks
 from vaultevents.store.clock import ServiceClock
@@ -65,11 +66,10 @@ async def delivering(
         per_webhook=PER_WEBHOOK,
         parking=Parking(after=10**9),
         poll_s=0.05,
-        plain_header=plain_header,
     )
     async with Sender(Guard(rules), ca_file=receivers.ca_path, total_timeout_s=5.0) as sender:
         clock, known = ServiceClock(await database.now()), {key.id: key for key in keys}
-        running = Dispatcher(database, sender, known, clock, options, random.Random(1))
+        running = Dispatcher(database, sender, Signer(known, plain_header), clock, options, random.Random(1))
         stop = asyncio.Event()
         task = asyncio.create_task(running.run(stop))
         try:

@@ -165,7 +165,6 @@ async def _dispatch(settings: Settings, store: Store, clock: ServiceClock, stop:
         lease_s=delivery.lease_s,
         poll_s=delivery.poll_interval_s,
         drain_s=delivery.timeout_s + 5,
-        plain_header=delivery.plain_signature_header,
     )
     resending = ResendOptions(
         per_webhook=delivery.per_webhook,
@@ -175,10 +174,9 @@ async def _dispatch(settings: Settings, store: Store, clock: ServiceClock, stop:
     )
     async with _sender(settings) as sender, asyncio.TaskGroup() as group:
         rng = random.SystemRandom()
-        keys = {key.id: key for key in store.key.known}
-        signer = Signer(keys, options.plain_header)
+        signer = Signer({key.id: key for key in store.key.known}, delivery.plain_signature_header)
         group.create_task(Resender(store.database, sender, signer, clock, resending).run(stop))
-        await Dispatcher(store.database, sender, keys, clock, options, rng).run(stop)
+        await Dispatcher(store.database, sender, signer, clock, options, rng).run(stop)
 
 
 def collect_less() -> None:

@@ -31,6 +31,7 @@ from vaultevents.devnet.receivers import Receivers
 from vaultevents.dispatch import dispatcher
 from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
 from vaultevents.dispatch.sender import Sender
+from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.deliveries import Claim, Settled, Settlement, settle_and_claim
@@ -201,7 +202,7 @@ def hints(now: datetime) -> dict[str, tuple[list[str], set[int]]]:
 async def running(database: Database, receivers: HostileReceivers, options: DispatchOptions) -> AsyncIterator[None]:
     async with sender(receivers) as sending:
         clock = ServiceClock(await database.now())
-        sends = Dispatcher(database, sending, {KEY.id: KEY}, clock, options, random.Random(1))
+        sends = Dispatcher(database, sending, Signer({KEY.id: KEY}), clock, options, random.Random(1))
         stop = asyncio.Event()
         task = asyncio.create_task(sends.run(stop))
         try:
@@ -347,7 +348,7 @@ async def forgets(database: Database, accepted: list[Settlement], *claiming: Any
     try:
         return await settle_and_claim(database, accepted, *claiming)
     except DatabaseUnavailable:
-        return Settled(len(accepted)), Claim((), None)
+        return Settled(len(accepted)), Claim((), None, "")
 
 
 async def takes_for_lost(
@@ -359,7 +360,7 @@ async def takes_for_lost(
     except DatabaseUnavailable:
         unknown = {"state": "scheduled", "status": None, "error": "timeout"}
         accepted[:] = [msgspec.structs.replace(one, **unknown) for one in accepted]
-        return None, Claim((), None)
+        return None, Claim((), None, "")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ from vaultevents.dispatch import dispatcher
 from vaultevents.store import outbox
 from vaultevents.store.deliveries import Claim, claim
 from vaultevents.store.embedded import ServerAddress
+from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 
 pytestmark = pytest.mark.integration
@@ -241,11 +242,12 @@ async def gate(tmp_path: Path) -> AsyncIterator[Gate]:
     await made.stop()
 
 
-async def pass_through(database: Database, gate: Gate, number: int) -> None:
+async def pass_through(database: Database, gate: Gate, number: int) -> Outbox:
     """A webhook that posts to the gate, and `number` deliveries for it."""
     box = await simple_world(database)
     await webhook(database, url=f"{await gate.start()}/")
     await commit(box, *(funding(one) for one in range(number)))
+    return box
 
 
 async def test_no_more_attempts_are_in_flight_than_allowed(any_database: Database, gate: Gate) -> None:
@@ -258,6 +260,29 @@ async def test_no_more_attempts_are_in_flight_than_allowed(any_database: Databas
         gate.opened.set()
         await until(any_database, {"delivered": 40})
     assert (gate.most, gate.arrived) == (7, 40)
+
+
+async def test_two_turns_at_a_time_claim_no_more_than_one(
+    any_database: Database, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One claims what there is room for; beside it another one settles many and claims, too."""
+    monkeypatch.setattr(dispatcher, "PLENTY", 20)
+    box = await pass_through(any_database, gate, 60)
+    async with dispatching(any_database, gate.ca_path, concurrency=100):
+        await gate.arrivals(60)
+        await asyncio.sleep(0.3)
+        async with any_database.transaction() as connection:  # turns take a while from now on
+            await connection.execute(
+                "create table most (leased integer); create function note() returns trigger language plpgsql as $$"
+                " begin perform pg_sleep(0.1);"
+                " insert into most select coalesce(sum(cardinality(delivery_ids)), 0) from leases; return null; end $$;"
+                " create trigger note after insert on leases for each statement execute function note()"
+            )
+        await commit(box, *(funding(number) for number in range(60, 300)))
+        gate.opened.set()
+        await until(any_database, {"delivered": 300})
+    leased = await values(any_database, "select leased from most")
+    assert max(leased) <= 100
 
 
 async def test_stopping_waits_for_what_is_in_flight_and_takes_nothing_more(any_database: Database, gate: Gate) -> None:

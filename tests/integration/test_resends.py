@@ -389,7 +389,7 @@ async def test_resends_beside_the_dispatcher_lose_and_double_nothing(database: D
     options = DispatchOptions(schedule_s=(0.01,) * 9, per_webhook=20, parking=Parking(after=10**9))
     async with Sender(Guard(LOOPBACK), ca_file=receivers.ca_path, total_timeout_s=5) as sender:
         clock, stop = ServiceClock(await database.now()), asyncio.Event()
-        dispatching = Dispatcher(database, sender, {KEY.id: KEY}, clock, options, random.Random(1))
+        dispatching = Dispatcher(database, sender, Signer({KEY.id: KEY}), clock, options, random.Random(1))
         task = asyncio.create_task(dispatching.run(stop))
         async with resending(database, receivers.ca_path, per_webhook=20):
             for event_id in event_ids:

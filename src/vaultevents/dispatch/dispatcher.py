@@ -26,7 +26,7 @@ import structlog
 from vaultevents import metrics
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.retries import SCHEDULE_S, Delivered, Exhausted, Gone, Outcome, Retry, judge
-from vaultevents.core.sealing import MasterKey, SealBroken
+from vaultevents.core.sealing import SealBroken
 from vaultevents.core.streaks import DEFAULT_PARKING, Parking
 from vaultevents.dispatch.sender import Reply, Sender
 from vaultevents.dispatch.signer import Signer
@@ -82,7 +82,6 @@ class DispatchOptions:
     lease_s: float = 60.0
     poll_s: float = 1.0
     drain_s: float = 20.0
-    plain_header: str | None = None
 
 
 class _Batch:
@@ -114,18 +113,19 @@ class Dispatcher:
         self,
         database: Database,
         sender: Sender,
-        keys: Mapping[str, MasterKey],
+        signer: Signer,
         clock: ServiceClock,
         options: DispatchOptions,
         rng: random.Random,
     ) -> None:
         self._database = database
         self._sender = sender
-        self._signer = Signer(keys, options.plain_header)
+        self._signer = signer
         self._clock = clock
         self._options = options
         self._rng = rng
         self._in_flight = 0
+        self._being_claimed = 0  # at most: what turns under way have asked for
         self._after = ""  # the webhook whose turn was last
         self._batches: list[_Batch] = []
         self._ready: deque[tuple[Delivery, _Batch]] = deque()
@@ -193,7 +193,7 @@ class Dispatcher:
         self._batches = [batch for batch in self._batches if batch.left and batch.claimed_at_s > since_s]
         if self._awaited() > BATCH:
             return 0
-        return min(self._options.concurrency - self._in_flight + settling, BATCH)
+        return max(min(self._options.concurrency - self._in_flight - self._being_claimed + settling, BATCH), 0)
 
     def _awaited(self) -> int:
         return sum(batch.left for batch in self._batches)
@@ -202,11 +202,14 @@ class Dispatcher:
         """Settles what was accepted and claims what there is room for; how many were claimed, of how many."""
         accepted, self._accepted = self._accepted[:BATCH], self._accepted[BATCH:]
         room = 0 if stop.is_set() else self._room(len(accepted))
+        self._being_claimed += room
         try:
             found = await self._settle_and_claim(accepted, room, group)
         except DatabaseUnavailable:
             self._accepted += accepted
             raise
+        finally:
+            self._being_claimed -= room
         return found, room
 
     async def _settle_and_claim(self, accepted: Sequence[Settlement], room: int, group: asyncio.TaskGroup) -> int:

@@ -54,7 +54,7 @@ class Delivery(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What was due, the database's time at that moment (D15), which is told with deliveries only, and whose turn it was.
+    """What was due, the database's time then (D15), which is told with deliveries only, and whose turn it was.
 
     The next claim may begin after the webhook `last`.
     """
