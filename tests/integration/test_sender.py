@@ -248,6 +248,22 @@ async def test_a_connection_closed_while_idle_costs_no_attempt(authority: Author
         assert receiver.connections == 2
 
 
+async def test_a_kept_connection_that_is_closed_between_two_posts_costs_at_most_the_next(authority: Authority) -> None:
+    """Closed before the next POST: it goes over a new one. Crossing it: unknown, so a reset, and not sent again."""
+
+    async def last(writer: asyncio.StreamWriter) -> None:
+        writer.write(OK)
+        writer.close()
+
+    async with receiving(last, authority.server(NAME)) as receiver, sender(authority) as sending:
+        replies = [await sending.send(receiver.url, BODY, HEADERS) for _ in range(20)]
+        assert {one.status or one.error for one in replies} <= {200, "reset"}
+        answered = sum(one.status == 200 for one in replies)
+        assert answered <= receiver.connections <= len(receiver.requests) <= 20
+        await asyncio.sleep(0.05)
+        assert (await sending.send(receiver.url, BODY, HEADERS)).status == 200
+
+
 async def test_an_idle_connection_is_let_go(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender_module, "KEEP_ALIVE_S", 0.1)
     async with receiving(OK, authority.server(NAME)) as receiver, sender(authority) as sending:

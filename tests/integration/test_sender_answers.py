@@ -238,3 +238,159 @@ async def test_an_answer_split_at_any_byte_is_the_same_reply(answer: bytes, auth
         assert len({(one.status, one.error, one.retry_after, one.excerpt) for one in replies}) == 1
         assert replies[0].excerpt == "hello"
         assert receiver.connections == 1
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+async def test_an_answer_that_comes_byte_by_byte_is_the_same_reply(answer: bytes, authority: Authority) -> None:
+    async def spell_then_tell(writer: asyncio.StreamWriter) -> None:
+        for at in range(len(answer) if len(receiver.requests) == 1 else 0):
+            writer.write(answer[at : at + 1])
+            await asyncio.sleep(0.001)
+        if len(receiver.requests) == 2:
+            writer.write(answer)
+
+    async with receiving(spell_then_tell, authority.server(NAME)) as receiver, sender(authority) as sending:
+        spelt, told = [await sending.send(receiver.url, BODY, HEADERS) for _ in range(2)]
+        assert (spelt.status, spelt.retry_after, spelt.excerpt) == (told.status, told.retry_after, "hello")
+        assert receiver.connections == 1
+
+
+CHUNKED = b"HTTP/1.1 %d X\r\nRetry-After: 120\r\nTransfer-Encoding: chunked\r\n\r\n"
+BROKEN_CHUNKS = {
+    "no size": b"\r\nhello\r\n",
+    "a size that is none": b"zz\r\nhello\r\n",
+    "a negative size": b"-5\r\nhello\r\n",
+    "a size beyond 64 bits": b"f" * 17 + b"\r\nhello\r\n",
+    "longer than its size": b"5\r\nhello, world\r\n0\r\n\r\n",
+    "the second one": b"5\r\nhello\r\nzz\r\n",
+}
+
+
+@pytest.mark.parametrize("status", [200, 503])
+@pytest.mark.parametrize("chunk", BROKEN_CHUNKS.values(), ids=BROKEN_CHUNKS.keys())
+async def test_a_chunk_that_is_broken_changes_nothing_of_the_headers_beside_it(
+    chunk: bytes, status: int, authority: Authority
+) -> None:
+    """D3, also where both come in one packet; the connection is not used again."""
+    async with receiving(CHUNKED % status + chunk, authority.server(NAME)) as receiver, sender(authority) as sending:
+        for opened in (1, 2):
+            reply = await sending.send(receiver.url, BODY, HEADERS)
+            assert (reply.status, reply.error, reply.retry_after) == (status, None, "120")
+            assert reply.excerpt in ("", "hello")
+            assert receiver.connections == opened
+
+
+OTHER = b"HTTP/1.1 500 X\r\nRetry-After: 120\r\nContent-Length: 5\r\n\r\nother"
+
+
+@pytest.mark.parametrize(
+    "more", [OTHER, OTHER[:20], b", and more", b"\0" * 40_000], ids=["answer", "half an answer", "body", "a lot"]
+)
+async def test_what_follows_an_answer_belongs_to_no_post(more: bytes, authority: Authority) -> None:
+    async with receiving(OK + more, authority.server(NAME)) as receiver, sender(authority) as sending:
+        for opened in (1, 2, 3):
+            reply = await sending.send(receiver.url, BODY, HEADERS)
+            assert (reply.status, reply.retry_after, reply.excerpt) == (200, None, "ok")
+            assert receiver.connections == opened
+
+
+async def test_an_answer_that_nobody_asked_for_is_not_the_next_ones(authority: Authority) -> None:
+    async def twice(writer: asyncio.StreamWriter) -> None:
+        writer.write(OK)
+        await asyncio.sleep(0.02)
+        writer.write(OTHER)
+
+    async with receiving(twice, authority.server(NAME)) as receiver, sender(authority) as sending:
+        for opened in (1, 2, 3):
+            assert (await sending.send(receiver.url, BODY, HEADERS)).status == 200
+            assert receiver.connections == opened
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_a_status_without_a_body_has_none(status: int, authority: Authority) -> None:
+    """RFC 9110, 6.4.1: whatever length it names. One that comes nevertheless costs the connection."""
+    bare = b"HTTP/1.1 %d X\r\nContent-Length: 5\r\n\r\n" % status
+    for answer, connections in ((bare, 1), (bare + b"hello", 2)):
+        async with receiving(answer, authority.server(NAME)) as receiver, sender(authority) as sending:
+            replies = [await sending.send(receiver.url, BODY, HEADERS) for _ in range(2)]
+            assert {(one.status, one.excerpt) for one in replies} == {(status, "")}
+            assert receiver.connections == connections
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closes", "does not close"])
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5", True),
+        (b"HTTP/1.1 200 OK\r\nConnection: Close\r\nContent-Length: 5", False),
+        (b"HTTP/1.1 200 OK\r\nConnection: x, close\r\nContent-Length: 5", False),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 5", False),
+        (b"HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 5", True),
+    ],
+    ids=["1.1", "close", "close among others", "1.0", "1.0 keep-alive"],
+)
+async def test_a_connection_is_kept_only_where_both_mean_to(
+    lines: bytes, kept: bool, closes: bool, authority: Authority
+) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(lines + b"\r\n\r\nhello")
+        if closes:
+            writer.close()
+
+    async with receiving(answer, authority.server(NAME)) as receiver, sender(authority) as sending:
+        for _ in range(2):
+            reply = await sending.send(receiver.url, BODY, HEADERS)
+            assert (reply.status, reply.error, reply.excerpt) == (200, None, "hello")
+            await asyncio.sleep(0.05)
+        assert receiver.connections == (1 if kept and not closes else 2)
+
+
+@pytest.mark.parametrize("lines", [b"HTTP/1.1 200 OK\r\nConnection: close", b"HTTP/1.1 200 OK", b"HTTP/1.0 200 OK"])
+async def test_a_body_without_a_length_ends_with_its_connection(lines: bytes, authority: Authority) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(lines + b"\r\n\r\nhel")
+        await asyncio.sleep(0.02)
+        writer.write(b"lo")
+        await asyncio.sleep(0.02)
+        writer.close()
+
+    reply = await one(answer, authority)
+    assert (reply.status, reply.error, reply.excerpt) == (200, None, "hello")
+    assert reply.duration_ms < 2000
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.02], ids=["in one packet", "apart"])
+@pytest.mark.parametrize(("number", "accepted"), [(1, True), (16, True), (17, False)])
+async def test_the_answer_is_what_comes_after_continue(
+    number: int, accepted: bool, pause_s: float, authority: Authority
+) -> None:
+    """Nothing is kept of a 100 and what it says, and there may be 16 of them."""
+
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 100 Continue\r\nRetry-After: 9\r\n\r\n" * number)
+        if pause_s:
+            await asyncio.sleep(pause_s)
+        writer.write(b"HTTP/1.1 503 X\r\nContent-Length: 5\r\n\r\nhello")
+
+    async with receiving(answer, authority.server(NAME)) as receiver, sender(authority) as sending:
+        for opened in (1, 1 if accepted else 2):
+            reply = await sending.send(receiver.url, BODY, HEADERS)
+            assert receiver.connections == opened
+            assert (reply.status, reply.error) == ((503, None) if accepted else (None, "protocol"))
+            assert (reply.retry_after, reply.excerpt) == (None, "hello" if accepted else "")
+
+
+async def test_continue_alone_is_no_answer(authority: Authority) -> None:
+    reply = await one(b"HTTP/1.1 100 Continue\r\nRetry-After: 9\r\n\r\n", authority, total_timeout_s=0.3)
+    assert (reply.status, reply.error, reply.retry_after) == (None, "timeout", None)
+
+
+@pytest.mark.parametrize("before", [b"", b"HTTP/1.1 100 Continue\r\n\r\n", OK[:-4]], ids=["nothing", "100", "half"])
+async def test_a_connection_that_ends_before_the_headers_do_has_no_answer(before: bytes, authority: Authority) -> None:
+    async def answer(writer: asyncio.StreamWriter) -> None:
+        writer.write(before)
+        writer.close()
+
+    reply = await one(answer, authority)
+    assert (reply.status, reply.error, reply.excerpt, reply.address) == (None, "reset", "", "127.0.0.1")
