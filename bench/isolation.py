@@ -23,7 +23,8 @@ from _delivery import World, add_deliveries, add_webhooks, dispatching, receivin
 from vaultevents.store.pool import Database
 
 WEBHOOKS = 1000
-BACKLOG = 100  # for each webhook
+BACKLOG = 1000  # for each healthy webhook: it lasts beyond the deadline of those that hang, and their first park
+HANGING = 100  # for each of the others
 PACED_S = 25.0
 PACE_S = 0.02
 EACH = 4  # events a step
@@ -37,7 +38,7 @@ async def _run(made: World, dead: World | None) -> dict[str, float]:
         healthy, others = ids[::2], ids[1::2]
         await add_deliveries(database, BACKLOG * len(healthy), healthy)
         if dead:
-            await add_deliveries(database, BACKLOG * len(others), others)
+            await add_deliveries(database, HANGING * len(others), others)
         with dispatching(made):
             begin = time.perf_counter()
             await _until_delivered(database, healthy)

@@ -56,8 +56,8 @@ WAVE = 64
 WAVE_S = 0.01
 """Of what was claimed this many are posted at once, and as many more after this time, however slow the first are."""
 
-SLOW_S = 0.25
-"""A claim whose attempts take longer holds up no other one."""
+FULL_S = 0.25
+"""Where there is no room for another claim it is looked again after this long, if nothing says so earlier."""
 
 QUIET_S = 0.02
 """After this long without a reason to claim, the queue is asked when the next is due."""
@@ -84,24 +84,13 @@ class DispatchOptions:
     drain_s: float = 20.0
 
 
-class _Batch:
-    """One claim: when, and how many of its attempts have no answer yet."""
-
-    __slots__ = ("claimed_at_s", "left")
-
-    def __init__(self, claimed_at_s: float, number: int) -> None:
-        self.claimed_at_s = claimed_at_s
-        self.left = number
-
-
 class _Attempt:
     """One attempt that is under way."""
 
-    __slots__ = ("batch", "delivery", "started_at", "wave")
+    __slots__ = ("delivery", "started_at", "wave")
 
-    def __init__(self, delivery: Delivery, batch: _Batch, wave: int, started_at: datetime) -> None:
+    def __init__(self, delivery: Delivery, wave: int, started_at: datetime) -> None:
         self.delivery = delivery
-        self.batch = batch
         self.wave = wave
         self.started_at = started_at
 
@@ -127,8 +116,7 @@ class Dispatcher:
         self._in_flight = 0
         self._being_claimed = 0  # at most: what turns under way have asked for
         self._after = ""  # the webhook whose turn was last
-        self._batches: list[_Batch] = []
-        self._ready: deque[tuple[Delivery, _Batch]] = deque()
+        self._ready: deque[Delivery] = deque()
         self._posting = 0  # attempts of the present wave that have no answer yet
         self._wave = 0
         self._next_wave: asyncio.TimerHandle | None = None
@@ -167,10 +155,10 @@ class Dispatcher:
                 if room and found == room:
                     continue
                 if await self._woken(QUIET_S):
-                    if len(self._accepted) < WAVE and self._awaited():
+                    if len(self._accepted) < WAVE and self._posting > 0:
                         await asyncio.sleep(SETTLE_WINDOW_S)
                     continue
-                due_s = await next_due_s(self._database, self._options.per_webhook) if room else SLOW_S
+                due_s = await next_due_s(self._database, self._options.per_webhook) if room else FULL_S
             except DatabaseUnavailable as error:
                 log.warning("dispatch_waits", problem=str(error), retry_in_s=RECONNECT_S)
                 due_s = RECONNECT_S
@@ -188,15 +176,10 @@ class Dispatcher:
                 await asyncio.sleep(RECONNECT_S)
 
     def _room(self, settling: int) -> int:
-        """How many to claim while so many are settled: none while more than a batch is still to be answered."""
-        since_s = asyncio.get_running_loop().time() - SLOW_S
-        self._batches = [batch for batch in self._batches if batch.left and batch.claimed_at_s > since_s]
-        if self._awaited() > BATCH:
+        """How many to claim while so many are settled: none while half a batch has not been begun."""
+        if len(self._ready) > BATCH // 2:
             return 0
         return max(min(self._options.concurrency - self._in_flight - self._being_claimed + settling, BATCH), 0)
-
-    def _awaited(self) -> int:
-        return sum(batch.left for batch in self._batches)
 
     async def _turn(self, stop: asyncio.Event, group: asyncio.TaskGroup) -> tuple[int, int]:
         """Settles what was accepted and claims what there is room for; how many were claimed, of how many."""
@@ -232,10 +215,8 @@ class Dispatcher:
         if claimed.database_time is not None:
             self._clock.check(claimed.database_time)
         if found := len(claimed.deliveries):
-            batch = _Batch(asyncio.get_running_loop().time(), found)
-            self._batches.append(batch)
             self._in_flight += found
-            self._ready.extend((delivery, batch) for delivery in claimed.deliveries)
+            self._ready.extend(claimed.deliveries)
             self._start(group)
         return found
 
@@ -257,9 +238,11 @@ class Dispatcher:
     def _start(self, group: asyncio.TaskGroup) -> None:
         """Begins the next attempts, a wave at a time: few connections and warm caches where answers are quick."""
         while self._ready and self._posting < WAVE:
-            delivery, batch = self._ready.popleft()
+            delivery = self._ready.popleft()
             self._posting += 1
-            self._attempt(_Attempt(delivery, batch, self._wave, self._clock.now()), group)
+            self._attempt(_Attempt(delivery, self._wave, self._clock.now()), group)
+            if len(self._ready) == BATCH // 2:
+                self._wake.set()
         if self._ready and self._next_wave is None:
             self._next_wave = asyncio.get_running_loop().call_later(WAVE_S, self._begin_wave, group)
 
@@ -323,7 +306,6 @@ class Dispatcher:
                 self._plenty_accepted.set()
         else:
             self._settle_apart([self._failed(attempt.delivery, attempt.started_at, reply)])
-        attempt.batch.left -= 1
         if attempt.wave == self._wave:
             self._posting -= 1
             self._start(group)
@@ -355,7 +337,7 @@ class Dispatcher:
         """Settles what was not accepted. A batch is what came in a few ms, so nobody waits for a slow receiver."""
         while True:
             await self._some_others.wait()
-            if len(self._others) < BATCH and self._awaited():
+            if len(self._others) < BATCH and self._posting > 0:
                 await asyncio.sleep(SETTLE_WINDOW_S)
             batch, self._others = self._others[:BATCH], self._others[BATCH:]
             if not self._others:
