@@ -20,7 +20,7 @@ from vaultevents.core.signing import new_secret
 from vaultevents.core.units import Address, Hash32, Wei
 from vaultevents.core.webhooks import Webhook
 from vaultevents.store import accounts, cursors, webhooks
-from vaultevents.store.deliveries import Claim, Delivery, Settlement, claim, end_leases
+from vaultevents.store.deliveries import Claim, Delivery, Scarce, Settlement, claim, end_leases
 from vaultevents.store.embedded import ServerAddress
 from vaultevents.store.ledger import audit
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
@@ -149,10 +149,12 @@ async def some_deliveries(database: Database, number: int) -> tuple[Outbox, Subs
     return outbox, subscription
 
 
-async def take(database: Database, limit: int = 500, per_webhook: int = 10_000, after: str = "") -> Claim:
+async def take(
+    database: Database, limit: int = 500, per_webhook: int = 10_000, after: str = "", scarce: Scarce | None = None
+) -> Claim:
     """What a dispatcher would get that looks now."""
     await end_leases(database)
-    return await claim(database, limit, uuid4(), LEASE_S, per_webhook, after)
+    return await claim(database, limit, uuid4(), LEASE_S, per_webhook, after, scarce)
 
 
 def settlement(

@@ -465,8 +465,8 @@ async def test_delivered_before_it_was_sent_would_be_seen(
 ) -> None:
     """Negative control: the ledger tells a delivery that nobody received."""
 
-    async def hasty(database: Database, limit: int, lease: UUID, lease_s: float, share: int, after: str) -> Claim:
-        claimed = await claim(database, limit, lease, lease_s, share, after)
+    async def hasty(database: Database, limit: int, lease: UUID, lease_s: float, *others: Any) -> Claim:
+        claimed = await claim(database, limit, lease, lease_s, *others)
         async with database.transaction() as connection:
             await connection.execute(
                 "update deliveries set state = 'delivered', finished_at = db_now()"

@@ -25,7 +25,7 @@ from store_stories import (
     webhook,
 )
 from vaultevents.store import customers
-from vaultevents.store.deliveries import Delivery, Settled, next_due_s, settle
+from vaultevents.store.deliveries import Delivery, Scarce, Settled, next_due_s, settle
 from vaultevents.store.pool import Database
 
 pytestmark = pytest.mark.integration
@@ -88,6 +88,16 @@ async def test_webhooks_take_turns(any_database: Database) -> None:
     one, two, three, four = sorted([(await webhook(any_database)).id for _ in range(4)])
     await commit(outbox, *(funding(number) for number in range(20)))
     assert await in_turn(any_database, 5, 4) == [{one: 3, two: 2}, {three: 3, four: 2}, {two: 1, four: 1}, {}]
+
+
+async def test_where_slots_are_scarce_those_that_accepted_of_late_keep_theirs(any_database: Database) -> None:
+    outbox = await simple_world(any_database)
+    good, silent = sorted([(await webhook(any_database)).id for _ in range(2)])
+    await commit(outbox, *(funding(number) for number in range(20)))
+    claim = await take(any_database, 500, 10, scarce=Scarce(3, (good,)))
+    assert Counter(one.webhook_id for one in claim.deliveries) == {good: 10, silent: 3}
+    assert (await take(any_database, 500, 10, scarce=Scarce(2, ()))).deliveries == ()
+    assert len((await take(any_database, 500, 10)).deliveries) == 7
 
 
 async def test_first_attempts_never_wait_behind_retries(any_database: Database) -> None:

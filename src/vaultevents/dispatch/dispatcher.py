@@ -35,6 +35,7 @@ from vaultevents.store.deliveries import (
     AttemptState,
     Delivery,
     Parked,
+    Scarce,
     Settled,
     Settlement,
     claim,
@@ -58,6 +59,11 @@ WAVE_S = 0.01
 
 FULL_S = 0.25
 """Where there is no room for another claim it is looked again after this long, if nothing says so earlier."""
+
+SCARCE, VERY_SCARCE = 0.25, 0.9
+"""From these shares of slots taken on, webhooks that accepted nothing within `PROVEN_S` may have fewer; all may."""
+
+PROVEN_S = 1.0
 
 QUIET_S = 0.02
 """After this long without a reason to claim, the queue is asked when the next is due."""
@@ -116,6 +122,7 @@ class Dispatcher:
         self._in_flight = 0
         self._being_claimed = 0  # at most: what turns under way have asked for
         self._after = ""  # the webhook whose turn was last
+        self._proven: dict[str, float] = {}  # when each webhook last accepted something (loop's clock)
         self._ready: deque[Delivery] = deque()
         self._posting = 0  # attempts of the present wave that have no answer yet
         self._wave = 0
@@ -197,18 +204,15 @@ class Dispatcher:
 
     async def _settle_and_claim(self, accepted: Sequence[Settlement], room: int, group: asyncio.TaskGroup) -> int:
         options, lease = self._options, uuid4()
-        # As slots run short each webhook may have fewer, so that those that hang never have them all.
-        share = math.ceil(options.per_webhook * (1 - (self._in_flight - len(accepted)) / options.concurrency))
+        claiming = (room, lease, options.lease_s, options.per_webhook, self._after, self._scarce(len(accepted)))
         if accepted:
-            settled, claimed = await settle_and_claim(
-                self._database, accepted, room, lease, options.lease_s, share, self._after
-            )
+            settled, claimed = await settle_and_claim(self._database, accepted, *claiming)
             if settled is None:
                 self._settle_apart(accepted)
             else:
                 self._settled(accepted, settled)
         elif room:
-            claimed = await claim(self._database, room, lease, options.lease_s, share, self._after)
+            claimed = await claim(self._database, *claiming)
         else:
             return 0
         self._after = claimed.last
@@ -219,6 +223,19 @@ class Dispatcher:
             self._ready.extend(claimed.deliveries)
             self._start(group)
         return found
+
+    def _scarce(self, settling: int) -> Scarce | None:
+        """As slots run short, webhooks have fewer, so that those that hang never have them all.
+
+        Those that have accepted something of late keep theirs until nearly all are taken.
+        """
+        taken = (self._in_flight - settling) / self._options.concurrency
+        if taken <= SCARCE:
+            return None
+        since_s = asyncio.get_running_loop().time() - PROVEN_S
+        self._proven = {one: at_s for one, at_s in self._proven.items() if at_s > since_s}
+        few = max(math.ceil(self._options.per_webhook * (1 - taken)), 1)
+        return Scarce(few, tuple(self._proven) if taken < VERY_SCARCE else ())
 
     def _settle_apart(self, settlements: Sequence[Settlement]) -> None:
         self._others += settlements
@@ -301,6 +318,7 @@ class Dispatcher:
     def _answered(self, attempt: _Attempt, reply: Reply, group: asyncio.TaskGroup) -> None:
         if reply.status is not None and 200 <= reply.status < 300:
             self._accepted.append(_settlement(attempt.delivery, "delivered", attempt.started_at, reply))
+            self._proven[attempt.delivery.target.webhook_id] = asyncio.get_running_loop().time()
             self._wake.set()
             if len(self._accepted) >= PLENTY:
                 self._plenty_accepted.set()

@@ -88,8 +88,22 @@ class Settlement(msgspec.Struct, frozen=True):
     timing: Timing = NO_TIMING
 
 
+@dataclass(frozen=True, slots=True)
+class Scarce:
+    """Where slots are scarce, webhooks that accepted nothing of late may have `per_unproven`; `proven` ones keep theirs."""
+
+    per_unproven: int
+    proven: Sequence[str]
+
+
 async def claim(
-    database: Database, limit: int, lease: UUID, lease_s: float, per_webhook: int = 10, after: str = ""
+    database: Database,
+    limit: int,
+    lease: UUID,
+    lease_s: float,
+    per_webhook: int = 10,
+    after: str = "",
+    scarce: Scarce | None = None,
 ) -> Claim:
     """Up to `limit` due deliveries, now leased to the caller.
 
@@ -98,11 +112,15 @@ async def claim(
     beginning with the one whose id follows `after`.
     """
     async with database.statement() as connection:  # one round trip, one commit: `claim_deliveries` is a migration's
-        rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook, after)
+        rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook, after, *_scarce(scarce, per_webhook))
     return _claimed(rows, lease, after)
 
 
-_CLAIM = "select *, null::bigint[] as lost from claim_deliveries($1, $2, $3, $4, $5)"
+_CLAIM = "select *, null::bigint[] as lost from claim_deliveries($1, $2, $3, $4, $5, $6, $7)"
+
+
+def _scarce(scarce: Scarce | None, per_webhook: int) -> tuple[int, Sequence[str]]:
+    return (per_webhook, ()) if scarce is None else (scarce.per_unproven, scarce.proven)
 
 
 def _claimed(rows: Sequence[Record], lease: UUID, after: str) -> Claim:
@@ -143,6 +161,7 @@ async def settle_and_claim(
     lease_s: float,
     per_webhook: int = 10,
     after: str = "",
+    scarce: Scarce | None = None,
 ) -> tuple[Settled | None, Claim]:
     """`settle` and `claim` in one round trip and one commit, for attempts in the state `delivered` only.
 
@@ -151,14 +170,15 @@ async def settle_and_claim(
     """
     async with database.statement() as connection:
         written = (*_leased(accepted), *_results(accepted))
-        (told, *rows) = await connection.fetch(_SETTLE_AND_CLAIM, *written, limit, lease, lease_s, per_webhook, after)
+        claiming = (limit, lease, lease_s, per_webhook, after, *_scarce(scarce, per_webhook))
+        (told, *rows) = await connection.fetch(_SETTLE_AND_CLAIM, *written, *claiming)
     lost = told["lost"]
     return None if lost is None else Settled(len(accepted) - len(lost)), _claimed(rows, lease, after)
 
 
 _SETTLE_AND_CLAIM = """
 select * from settle_and_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18,
-    $19, $20, $21, $22, $23)
+    $19, $20, $21, $22, $23, $24, $25)
 """
 
 

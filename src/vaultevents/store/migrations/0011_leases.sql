@@ -31,10 +31,11 @@ alter table queue set (fillfactor = 90);
 create index queue_ready on queue (webhook_id, turn, due_at);
 
 -- Webhooks take turns: the claim begins after the webhook `after_webhook`, gives each one its free slots, and stops at
--- `wanted`. Claims take turns, too, lest two of them count the same free slots of a webhook: the lock comes before the snapshot of the
+-- `wanted`. Where slots are scarce, those that are not `proven` may have fewer. Claims take turns, too, lest two of them count the same free slots of a webhook: the lock comes before the snapshot of the
 -- statement that counts. The settings hold the plan to the indexes, whatever the table looked like when it was made.
 create function claim_deliveries(
-    wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text
+    wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text,
+    per_unproven integer, proven text[]
 )
 returns table (
     delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, url text, key_ids text[],
@@ -64,8 +65,9 @@ begin
             order by id <= after_webhook, id
         ) w cross join lateral (
             -- While the failures of a webhook are not forgotten, one is tried at a time.
-            select coalesce(array_agg(each.id), '{}') as leased,
-                greatest(case when w.parks > 0 then 1 else per_webhook end - count(each.id), 0) as free
+            select coalesce(array_agg(each.id), '{}') as leased, greatest(
+                case when w.parks > 0 then 1 when w.id = any (proven) then per_webhook
+                    else least(per_unproven, per_webhook) end - count(each.id), 0) as free
             from leases l cross join unnest(l.delivery_ids) as each (id) where l.webhook_id = w.id
         ) slots cross join lateral (
             select found.*, row_number() over () as place from (  -- retries are only looked for where there is room
@@ -187,7 +189,8 @@ create function settle_and_claim(
     ids bigint[], numbers integer[], states text[], after_s float8[], started_at timestamptz[], duration_ms integer[],
     statuses smallint[], errors text[], excerpts text[], addresses text[], dns_ms integer[], connect_ms integer[],
     tls_ms integer[], first_byte_ms integer[],
-    wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text
+    wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text,
+    per_unproven integer, proven text[]
 ) returns table (
     delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, url text, key_ids text[],
     sealed bytea[], claimed_at timestamptz, lost bigint[]
@@ -198,7 +201,9 @@ begin
     lost := settle_deliveries(true, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18);
     return next;
     if lost is not null and wanted > 0 then
-        return query select c.*, null::bigint[] from claim_deliveries(wanted, token, lease_s, per_webhook, after_webhook) c;
+        return query select c.*, null::bigint[] from claim_deliveries(
+            wanted, token, lease_s, per_webhook, after_webhook, per_unproven, proven
+        ) c;
     end if;
 end $$;
 
