@@ -90,7 +90,7 @@ class Settlement(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Scarce:
-    """Where slots are scarce, webhooks that accepted nothing of late may have `per_unproven`; `proven` ones keep theirs."""
+    """Where slots are scarce, who accepted nothing of late may have `per_unproven`; those `proven` keep theirs."""
 
     per_unproven: int
     proven: Sequence[str]
