@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from msgspec.structs import replace
 
 from api_worlds import FREELY, Answer, Api, Customer, running_api
 from ssrf_corpus import ACCEPTED_URLS, REFUSED_URLS, RULE_TEXTS

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import pytest
+from msgspec.structs import replace
 
 from store_stories import (
     EARLIER,
@@ -182,7 +183,7 @@ async def test_a_delivery_is_in_flight_while_its_lease_lasts(any_database: Datab
 
     (delivery,) = (await take(any_database)).deliveries
     (leased,) = await page(any_database, subscription.id)
-    assert leased == replace(waiting, in_flight=True, next_attempt_at=None)
+    assert leased == dataclasses.replace(waiting, in_flight=True, next_attempt_at=None)
 
     await shift_clock(any_database, LEASE_S + 1)  # its process died
     (left,) = await page(any_database, subscription.id)

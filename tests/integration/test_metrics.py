@@ -115,7 +115,8 @@ def test_what_is_known_from_the_start_are_the_words_of_their_owners() -> None:
     assert set(metrics.REFUSALS.known) <= CODES.keys()
 
 
-def test_the_lag_is_told_for_streams_whose_head_is_known() -> None:
+def test_the_lag_is_told_for_streams_whose_head_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_heads", {})
     assert ("vaultevents_stream_lag", "logs") not in samples(FULL)
     metrics.head("logs", 100)
     assert samples(FULL)["vaultevents_stream_lag", "logs"] == 10

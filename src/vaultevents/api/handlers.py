@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
+import msgspec
 from fastapi import FastAPI, Header, Query, Request
 from pydantic import TypeAdapter
 from starlette.responses import Response
@@ -443,7 +444,7 @@ def _attempt(facts: history.AttemptFacts) -> models.Attempt:
         error=facts.error,
         response_excerpt=facts.excerpt,
         address=facts.address,
-        **asdict(facts.timing),
+        **msgspec.structs.asdict(facts.timing),
     )
 
 
