@@ -21,6 +21,8 @@ from vaultevents.store.pool import Database, Migration, migrations, open_databas
 
 pytestmark = pytest.mark.integration
 
+RELEASED = Path(__file__).parents[1] / "data" / "migrations.sha256"
+
 
 async def tables(database: Database) -> set[str]:
     return set(await values(database, "select tablename from pg_tables where schemaname = current_schema"))
@@ -77,6 +79,45 @@ async def test_a_migration_that_was_altered_afterwards_is_refused(
         await connection.execute("update migrations set sha256 = '\\x00' where number = 1")
     with pytest.raises(DatabaseUnusable, match=r"0001_outbox\.sql was applied with another content"):
         await reopen(postgres18, database)
+
+
+def test_what_databases_were_made_with_is_never_altered() -> None:
+    """Whoever has one of these could not go on with another content of it: a change is a migration of its own."""
+    released = RELEASED.read_text().splitlines()
+    assert [f"{one.sha256.hex()}  {one.name}" for one in migrations()][: len(released)] == released
+
+
+async def test_what_is_in_flight_or_parked_outlives_the_move_of_leases(
+    any_postgres: ServerAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue as the version before left it: its leases become times at which what they held is due again."""
+    ours, schema = migrations(), f"t_{uuid4().hex}"
+    monkeypatch.setattr(pool, "migrations", lambda: ours[:10])
+    before = await open_database(any_postgres.connect_kwargs(), schema=schema)
+    async with before.transaction() as connection:
+        await connection.execute(QUEUE_OF_OLD)
+    await before.close()
+    monkeypatch.undo()
+    after = await open_database(any_postgres.connect_kwargs(), schema=schema)
+    try:
+        left = await rows(
+            after, "select delivery_id, turn, attempts, due_at > db_now() as waits from queue order by delivery_id"
+        )
+        assert [tuple(row.values()) for row in left] == [(1, 0, 0, False), (2, 1, 1, False), (3, 0, 0, True)]
+        assert await values(after, "select 1 from leases") == []
+    finally:
+        await after.close()
+
+
+QUEUE_OF_OLD = """
+set local session_replication_role = replica;
+insert into deliveries (event_seq, webhook_id, state) values
+    (1, 'w', 'scheduled'), (2, 'w', 'scheduled'), (3, 'w', 'scheduled'), (4, 'w', 'parked');
+insert into queue (delivery_id, event_seq, webhook_id, attempts, due_at, lease) values
+    (1, 1, 'w', 0, db_now(), null), (2, 2, 'w', 1, db_now(), null),
+    (3, 3, 'w', 0, db_now() + interval '1 min', gen_random_uuid()),
+    (4, 4, 'w', 0, db_now() + interval '1 min', gen_random_uuid());
+"""
 
 
 async def test_a_database_with_a_hole_in_its_history_is_refused(

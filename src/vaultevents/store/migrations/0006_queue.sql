@@ -9,8 +9,7 @@
 --   deliveries  loses the columns of the schedule.
 --   attempts    how long each phase took; null for what a kept connection skips, or what was not reached.
 --
--- Lock order everywhere: registry, cursors, events, webhooks, resends, deliveries, queue. A settle takes rows out of the
--- queue before it writes their deliveries, but only leased ones, which nobody else waits for.
+-- Lock order everywhere: registry, cursors, events, webhooks, queue, deliveries.
 
 create table queue (
     webhook_id text not null,
@@ -33,7 +32,7 @@ create index queue_ready on queue (webhook_id, turn, due_at);
 alter table deliveries drop column next_attempt_at, drop column lease;  -- their indexes and checks go with them
 
 -- Success changes no indexed column, so that it rewrites no index: only what is set apart is found by its state.
-alter table deliveries set (fillfactor = 45),                    -- each row is written once more, all of a page at once
+alter table deliveries set (fillfactor = 80),
     add apart text generated always as (nullif(nullif(state, 'scheduled'), 'delivered')) stored;
 create index deliveries_apart on deliveries (webhook_id, apart, id) where apart is not null;
 drop index deliveries_by_state;
@@ -117,53 +116,6 @@ begin
                 and (s.valid_until is null or s.valid_until > moment) order by s.created_at desc) as sealed
         from webhooks w where p.leads and w.id = p.webhook_id
     ) lead on true;
-end $$;
-
--- Writes finished attempts and what became of their deliveries; answers which of them still had their lease. The lease is
--- proved by taking the row out of the queue, or by scheduling it anew (`after_s`).
-create function settle_deliveries(
-    webhook_ids text[], delivery_ids bigint[], leases uuid[], numbers integer[], states text[], after_s float8[],
-    started_at timestamptz[], duration_ms integer[], statuses smallint[], errors text[], excerpts text[],
-    addresses text[], dns_ms integer[], connect_ms integer[], tls_ms integer[], first_byte_ms integer[]
-) returns setof bigint
-language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set jit = off
-as $$
-#variable_conflict use_column
-begin
-    return query
-    with result as (
-        select * from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
-        as r (webhook_id, id, lease, number, state, after_s, started_at, duration_ms, status, error, excerpt, address,
-            dns_ms, connect_ms, tls_ms, first_byte_ms)
-    ), ended as (
-        delete from queue q using result r
-        where q.webhook_id = r.webhook_id and q.delivery_id = r.id and r.lease = q.lease and r.after_s is null
-        returning r.*
-    ), postponed as (
-        update queue q set lease = null, attempts = r.number, due_at = db_now() + make_interval(secs => r.after_s)
-        from result r
-        where q.webhook_id = r.webhook_id and q.delivery_id = r.id and r.lease = q.lease and r.after_s is not null
-        returning r.*
-    ), held as (
-        select * from ended union all select * from postponed order by id
-    ), settled as (
-        update deliveries d set
-            state = case when h.state = 'delivered' or d.state = 'scheduled' then h.state
-                         when d.state = 'parked' and h.state = 'exhausted' then h.state else d.state end,
-            finished_at = case when h.state in ('delivered', 'exhausted') then db_now() else d.finished_at end,
-            attempts = h.number
-        from held h where d.id = h.id
-    )
-    insert into attempts (delivery_id, number, started_at, duration_ms, status, error, excerpt, address,
-        dns_ms, connect_ms, tls_ms, first_byte_ms)
-    select id, number, started_at, duration_ms, status, error, excerpt, address,
-        dns_ms, connect_ms, tls_ms, first_byte_ms from held
-    returning delivery_id;
 end $$;
 
 grant select, insert, delete on queue to vaultevents_api;
