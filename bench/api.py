@@ -23,6 +23,7 @@ from typing import Any
 
 import uvloop
 from _machine import cpu_s, postgres_cpu_s
+from _result import tell
 
 REQUESTS = 6_000
 CONNECTIONS = 32
@@ -215,11 +216,7 @@ def main(arguments: list[str]) -> int:
             result = compare(folder)
         finally:
             embedded.leave()
-    if "--json" not in arguments:
-        for part in ("figures", "floor", "ratio", "goal"):
-            print(f"{part:8}", "  ".join(f"{key} {value}" for key, value in result[part].items()))
-    print(json.dumps(result))
-    return 0 if result["ok"] else 1
+    return tell(result, as_json="--json" in arguments)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
 import time
@@ -23,6 +22,7 @@ from uuid import uuid4
 
 from _delivery import BODY, World, add_deliveries, add_webhooks, world
 from _machine import cpu_s
+from _result import tell
 
 from vaultevents.store.deliveries import Delivery, Settlement, claim, settle
 from vaultevents.store.pool import Database, open_database
@@ -147,11 +147,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="this share of the old deliveries")
     options = parser.parse_args(arguments)
     result = measure(options.scale)
-    if not options.json:
-        for part in ("figures", "floor", "ratio", "goal"):
-            print(f"{part:8}", "  ".join(f"{key} {value}" for key, value in result[part].items()))
-    print(json.dumps(result))
-    return 0 if result["ok"] else 1
+    return tell(result, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -9,13 +9,13 @@ line is the result; without `--json` a table stands before it.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from _delivery import World, add_webhooks, client, deliver, floor, world
+from _result import tell
 
 ROUNDS = 3
 WEBHOOKS = 100
@@ -53,13 +53,5 @@ async def _prepare(made: World) -> list[str]:
         return await add_webhooks(database, [made.url(f"/hook/{number}") for number in range(WEBHOOKS)])
 
 
-def main(result: dict[str, Any], arguments: list[str]) -> int:
-    if "--json" not in arguments:
-        for part in ("figures", "floor", "ratio", "goal"):
-            print(f"{part:8}", "  ".join(f"{key} {value}" for key, value in result[part].items()))
-    print(json.dumps(result))
-    return 0 if result["ok"] else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main(measure("dispatch", "http", 60_000, 0.25), sys.argv[1:]))
+    sys.exit(tell(measure("dispatch", "http", 60_000, 0.25), as_json="--json" in sys.argv))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from dispatch import main, measure
+from _result import tell
+from dispatch import measure
 
 if __name__ == "__main__":
-    sys.exit(main(measure("dispatch-tls", "https", 60_000, 0.5), sys.argv[1:]))
+    sys.exit(tell(measure("dispatch-tls", "https", 60_000, 0.5), as_json="--json" in sys.argv))

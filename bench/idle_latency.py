@@ -8,7 +8,6 @@ the result; without `--json` a table stands before it.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import ssl
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import uvloop
 from _delivery import BODY, World, add_webhooks, dispatching, world
 from _receiver import Receiver
+from _result import tell
 
 from vaultevents.devnet.certificates import issue
 from vaultevents.store.pool import Connection, Database
@@ -118,11 +118,7 @@ def _percentiles(took: list[float]) -> dict[str, float]:
 
 def main(arguments: list[str]) -> int:
     result = compare()
-    if "--json" not in arguments:
-        for part in ("figures", "floor", "ratio", "goal"):
-            print(f"{part:8}", "  ".join(f"{key} {value}" for key, value in result[part].items()))
-    print(json.dumps(result))
-    return 0 if result["ok"] else 1
+    return tell(result, as_json="--json" in arguments)
 
 
 if __name__ == "__main__":

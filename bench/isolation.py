@@ -9,7 +9,6 @@ thousands of connections answers nobody meanwhile. The last line is the result; 
 from __future__ import annotations
 
 import asyncio
-import json
 import resource
 import sys
 import time
@@ -19,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from _delivery import World, add_deliveries, add_webhooks, dispatching, receiving, world
+from _result import tell
 
 from vaultevents.store.pool import Database
 
@@ -118,11 +118,7 @@ def compare() -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     result = compare()
-    if "--json" not in arguments:
-        for part in ("figures", "floor", "ratio", "goal"):
-            print(f"{part:8}", "  ".join(f"{key} {value}" for key, value in result[part].items()))
-    print(json.dumps(result))
-    return 0 if result["ok"] else 1
+    return tell(result, as_json="--json" in arguments)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from _result import tell
+
 VAULTS = 5_000
 REGISTERED_EVERY = 5
 ROUNDS = 3
@@ -182,11 +184,7 @@ def main(arguments: list[str]) -> int:
         # apart from this process, whose peak of memory Linux would count as that of every process it starts
         subprocess.run([sys.executable, __file__, "write", folder], check=True)
         result = compare(folder)
-    if "--json" not in arguments:
-        for part in ("figures", "floor", "ratio", "goal"):
-            print(f"{part:8}", "  ".join(f"{key} {value}" for key, value in result[part].items()))
-    print(json.dumps(result))
-    return 0 if result["ok"] else 1
+    return tell(result, as_json="--json" in arguments)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from _result import tell
+
 VALIDATORS = 1_100_000
 OURS_EVERY = 11_000
 ROUNDS = 3
@@ -200,11 +202,7 @@ def main(arguments: list[str]) -> int:
         finally:
             server.kill()
     result["figures"]["json_body_mb"] = round(int(size) / 1e6, 1)
-    if "--json" not in arguments:
-        for part in ("figures", "floor", "ratio", "goal"):
-            print(f"{part:8}", "  ".join(f"{key} {value}" for key, value in result[part].items()))
-    print(json.dumps(result))
-    return 0 if result["ok"] else 1
+    return tell(result, as_json="--json" in arguments)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,15 @@
+"""How a benchmark tells its result."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def tell(result: dict[str, Any], *, as_json: bool) -> int:
+    """Prints the result as the last line, without `as_json` after a table of it; the exit code of the command."""
+    if not as_json:
+        for part in ("figures", "floor", "ratio", "goal"):
+            print(f"{part:8}", "  ".join(f"{key} {value}" for key, value in result[part].items()))
+    print(json.dumps(result))
+    return 0 if result["ok"] else 1
