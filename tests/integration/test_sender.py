@@ -305,6 +305,30 @@ async def test_a_cancelled_attempt_gives_up_its_connection(authority: Authority)
         assert receiver.connections == 2
 
 
+async def test_attempts_that_are_cancelled_at_their_deadline_keep_no_other_from_its_own(authority: Authority) -> None:
+    async def first_answers(writer: asyncio.StreamWriter) -> None:
+        if len(receiver.requests) > 1:
+            await asyncio.sleep(3600)
+        writer.write(OK)
+
+    async with (
+        receiving(first_answers, authority.server(NAME)) as receiver,
+        sender(authority, total_timeout_s=0.5) as sending,
+    ):
+        assert (await sending.send(receiver.url, BODY, HEADERS)).status == 200
+        others: list[asyncio.Task[Reply]] = []
+
+        def cancel_others(_: Reply) -> None:
+            for one in others:
+                one.cancel()
+
+        assert sending.try_post(receiver.url, BODY, HEADERS, cancel_others)
+        others += [asyncio.create_task(sending.send(receiver.url, BODY, HEADERS)) for _ in range(8)]
+        await asyncio.wait(others)
+        async with asyncio.timeout(3):
+            assert (await sending.send(receiver.url, BODY, HEADERS)).error == "timeout"
+
+
 async def test_a_header_cannot_bring_another_line(authority: Authority) -> None:
     async with receiving(OK, authority.server(NAME)) as receiver, sender(authority) as sending:
         for value in ("a\r\nx-b: c", "a\nb", "a\rb", "a\0b"):

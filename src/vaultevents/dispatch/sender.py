@@ -171,7 +171,12 @@ class Sender:
             except _NotConnected as problem:
                 return Reply(None, problem.kind, None, "", _ms(self._clock() - started_s), problem.address)
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._post(target, connection, body, headers, (started_s, timing), reply.set_result)
+
+        def answered(came: Reply) -> None:
+            if not reply.cancelled():  # by one that has not been told so yet
+                reply.set_result(came)
+
+        self._post(target, connection, body, headers, (started_s, timing), answered)
         try:
             return await reply
         except asyncio.CancelledError:
@@ -211,10 +216,10 @@ class Sender:
             connection.write(request)
 
     def _end_overdue(self) -> None:
+        self._watch = asyncio.get_running_loop().call_later(OVERDUE_S, self._end_overdue) if self._busy else None
         now_s = self._clock()
         for connection in [one for one in self._busy if one.deadline_s <= now_s]:
             connection.expire()
-        self._watch = asyncio.get_running_loop().call_later(OVERDUE_S, self._end_overdue) if self._busy else None
 
     def _give_back(self, origin: _Origin, connection: Connection) -> None:
         self._busy.discard(connection)

@@ -63,7 +63,7 @@ begin
             select id, parks from webhooks
             where active and deleted_at is null
                 and (paused_until is null or paused_until <= moment) and (parked_until is null or parked_until <= moment)
-            order by id <= after_webhook, id
+            order by id collate "C" <= after_webhook, id collate "C"  -- as whoever gives `after_webhook` compares
         ) w cross join lateral (
             -- While the failures of a webhook are not forgotten, one is tried at a time.
             select coalesce(array_agg(each.id), '{}') as leased, greatest(
