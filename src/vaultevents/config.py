@@ -128,7 +128,7 @@ class ExecutionSettings(Section):
 
     urls: Annotated[tuple[Url, ...], NoDecode, COMMAS] = ()
     head: str = "finalized"
-    headers: Literal["every", "edges"] = "every"
+    headers: Literal["every", "edges"] = "edges"
     poll_interval_s: Seconds = 4.0
     span_blocks: int = Field(default=1000, ge=1, le=100_000)
     max_range_blocks: int = Field(default=10_000, ge=1)

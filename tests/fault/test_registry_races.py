@@ -62,8 +62,8 @@ class WatchedSource:
     async def begin(self) -> tuple[int, str | None]:
         return await self._source.begin()
 
-    async def read(self, span: Span, anchor: str | None, registry: Registry) -> Reading:
-        reading = await self._source.read(span, anchor, registry)
+    async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
+        reading = await self._source.read(span, cursor, registry)
         await self._moments.now("span_read")
         return reading
 

@@ -179,17 +179,17 @@ async def test_with_nothing_watched_no_logs_are_asked_for() -> None:
     assert server.calls == {"eth_getBlockByNumber": 1}
 
 
-@pytest.mark.parametrize("headers", ["every", "edges"])
+@pytest.mark.parametrize("every", [True, False])
 @pytest.mark.parametrize("block_timestamp", [True, False])
 @pytest.mark.parametrize(("max_range", "max_results"), [(None, None), (7, None), (None, 12)])
 async def test_every_way_of_reading_gives_every_log(
-    headers: str, block_timestamp: bool, max_range: int | None, max_results: int | None
+    every: bool, block_timestamp: bool, max_range: int | None, max_results: int | None
 ) -> None:
     made, span = world(), Span(1, 118)
     server = ExecutionServer(made.chain, block_timestamp=block_timestamp, max_range=max_range, max_results=max_results)
-    options = ExecutionOptions(headers=headers, log_range_start=50, batch_size=20)  # type: ignore[arg-type]
+    options = ExecutionOptions(log_range_start=50, batch_size=20)
     async with reading(server, options=options) as nodes:
-        found = await nodes.read_logs(span, watched(made), anchor(made, span))
+        found = await nodes.read_logs(span, watched(made), anchor(made, span), every=every)
     assert read(found) == truth(made, span)
     assert found.last.number == 118
     ours = {log.block_number for log in found.logs if log.address in watched(made).vaults | watched(made).queues}
@@ -201,13 +201,14 @@ async def test_every_way_of_reading_gives_every_log(
 
 async def test_edges_read_far_fewer_headers() -> None:
     made, span = world(), Span(1, 118)
-    read_headers = {}
-    for headers in ("every", "edges"):
+    read_headers = []
+    for headers, every in (("edges", True), ("every", False), ("edges", False)):
         server = ExecutionServer(made.chain)
-        async with reading(server, options=ExecutionOptions(headers=headers)) as nodes:
-            await nodes.read_logs(span, watched(made), None)
-        read_headers[headers] = server.calls["eth_getBlockByNumber"]
-    assert read_headers == {"every": 118, "edges": 2}
+        options = ExecutionOptions(headers=headers)  # type: ignore[arg-type]
+        async with reading(server, options=options) as nodes:
+            await nodes.read_logs(span, watched(made), None, every=every)
+        read_headers.append(server.calls["eth_getBlockByNumber"])
+    assert read_headers == [118, 118, 2]
 
 
 @pytest.mark.parametrize("style", ["infura", "ankr", "reth", "alchemy"])

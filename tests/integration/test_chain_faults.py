@@ -230,21 +230,20 @@ async def test_with_fewer_headers_these_lies_give_no_result_either(made: World, 
         server.node.block_timestamp = False
         return server
 
-    options = ExecutionOptions(headers="edges", lone_rereads=2)
+    options = ExecutionOptions(lone_rereads=2)
     async with reading(make(), options=options) as alone:
         with pytest.raises(NodeFault):
-            await alone.read_logs(SPAN, watched(made), None)
+            await alone.read_logs(SPAN, watched(made), None, every=False)
     async with reading(make(), ExecutionServer(made.chain), options=options) as nodes:
-        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+        assert read(await nodes.read_logs(SPAN, watched(made), None, every=False)) == truth(made)
 
 
 async def test_given_times_that_do_not_rise_are_replaced_by_headers(made: World) -> None:
-    options = ExecutionOptions(headers="edges")
-    async with reading(Hostile(made), options=options) as right:
-        times_s = (await right.read_logs(SPAN, watched(made), None)).times_s
+    async with reading(Hostile(made)) as right:
+        times_s = (await right.read_logs(SPAN, watched(made), None, every=False)).times_s
     flat = Hostile(made, lambda m, r: [{**log, "blockTimestamp": "0x0"} for log in r] if m == "eth_getLogs" else r)
-    async with reading(flat, options=options) as nodes:
-        assert (await nodes.read_logs(SPAN, watched(made), None)).times_s == times_s
+    async with reading(flat) as nodes:
+        assert (await nodes.read_logs(SPAN, watched(made), None, every=False)).times_s == times_s
 
 
 async def test_an_answer_that_breaks_off_is_a_passing_fault() -> None:
@@ -279,13 +278,13 @@ async def test_unwatched_emitters_pass_through(made: World) -> None:
 
 
 async def test_the_first_block_must_be_linked_to_the_anchor(made: World) -> None:
-    for headers in ("every", "edges"):
-        async with reading(Hostile(made), options=ExecutionOptions(headers=headers)) as nodes:
+    for every in (True, False):
+        async with reading(Hostile(made)) as nodes:
             before = made.chain.block(9)
             assert before is not None
-            await nodes.read_logs(Span(10, 30), watched(made), Hash32(before.hash))
+            await nodes.read_logs(Span(10, 30), watched(made), Hash32(before.hash), every=every)
             with pytest.raises(NodeFault, match="block 10 is not linked to block 9"):
-                await nodes.read_logs(Span(10, 30), watched(made), Hash32(bytes(32)))
+                await nodes.read_logs(Span(10, 30), watched(made), Hash32(bytes(32)), every=every)
 
 
 async def test_100_mb_of_data_are_not_read_to_the_end(made: World) -> None:

@@ -25,7 +25,7 @@ from vaultevents.devnet.node import Node
 from vaultevents.devnet.validators import paying
 from vaultevents.devnet.world import World
 from vaultevents.store import status
-from vaultevents.store.outbox import Outbox
+from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.store.pool import Database
 from vaultevents.store.validators import known
 from vaultevents.watch import withdrawals
@@ -33,6 +33,9 @@ from vaultevents.watch.watcher import advance, run, run_backfills
 from worlds import StakingSources, drive, register, rows
 
 pytestmark = pytest.mark.integration
+
+FRESH = Cursor(0, "withdrawals", "live", 0, 0, None, None)
+"""Of a stream that has read nothing yet."""
 
 Drop = Callable[[dict[str, Any]], list[Any]]
 
@@ -172,7 +175,7 @@ async def test_an_epoch_that_is_no_longer_final_when_it_is_read_is_not_taken_for
         inside = [one.number for one in made.chain.blocks(0, 400) if made.beacon.epoch_of(one.slot) == head]
         made.chain.finalized = At(inside[len(inside) // 2])
         with pytest.raises(SourceUnavailable, match="final"):
-            await sources.withdrawals.read(Span(head, head), None, registry)
+            await sources.withdrawals.read(Span(head, head), FRESH, registry)
 
 
 class OtherFinalBlock(Node):
@@ -195,7 +198,7 @@ async def test_blocks_that_do_not_end_in_the_finalized_one_are_not_taken(databas
         made.chain.finalized = At(inside[-1] + 1)
         node.node = OtherFinalBlock(made.chain)
         with pytest.raises(SourceUnavailable, match=f"two blocks {inside[-1] + 1}"):
-            await sources.withdrawals.read(Span(head, head), None, await outbox.registry())
+            await sources.withdrawals.read(Span(head, head), FRESH, await outbox.registry())
 
 
 async def test_a_second_node_reads_on_where_the_first_leaves_out_the_end(database: Database) -> None:

@@ -137,7 +137,7 @@ async def test_a_lonely_node_that_hides_logs_loses_nothing(database: Database, l
     made = world(600, 500, seed=11)
     await register(database, made)
     faults = Faults(6, lies)
-    options = ExecutionOptions(retry_wait_s=0.01)
+    options = ExecutionOptions(headers="every", retry_wait_s=0.01)
     async with reading(ExecutionServer(made.chain, faults=faults), options=options) as source:
         await open_at(database, made, 0)
         outbox = Outbox(database)

@@ -59,13 +59,14 @@ class HeadPolicy:
 class ExecutionOptions:
     """Settings of the execution layer; the defaults fit a node of one's own on mainnet.
 
-    `headers`: `every` reads and links each header, `edges` those of each range's first and last block and of blocks
-    with watched logs. `suspicion_share`: of how many suspicious blocks (0 to 1) all logs are asked (C2).
+    `headers`: `every` reads and links each header in any case; with `edges` a reading may do with those of each range's
+    first and last block and of blocks with watched logs.
+    `suspicion_share`: of how many suspicious blocks (0 to 1) all logs are asked (C2).
     `lone_rereads`: how often a node without a stand-in is asked blocks on which it contradicts itself.
     `batches_at_once`: how many batches of blocks are asked for at the same time where withdrawals are read.
     """
 
-    headers: Literal["every", "edges"] = "every"
+    headers: Literal["every", "edges"] = "edges"
     suspicion_share: float = 1.0
     batch_size: int = 100
     batches_at_once: int = 3
@@ -214,11 +215,12 @@ class ExecutionChain:
         """The header at a height; `SourceUnavailable` when no node has it."""
         return await self._open.ask(partial(_header, number=number))
 
-    async def read_logs(self, span: Span, watched: Watched, anchor: Hash32 | None) -> LogRange:
+    async def read_logs(self, span: Span, watched: Watched, anchor: Hash32 | None, *, every: bool = True) -> LogRange:
         """All logs of the watched topics in `span`, from any emitter, proven as C2 says and all from one node.
 
         `anchor` is the hash of the block before the span, to which its first block must be linked. With nothing
-        watched only the header of the last block is read (C10).
+        watched only the header of the last block is read (C10). With `every` each header is read and linked; without
+        it, unless the options say so, those of each range's ends and of blocks with watched logs.
         """
         if not watched:
             return LogRange([], {}, await self.header(span.last))
@@ -227,7 +229,7 @@ class ExecutionChain:
             watched,
             topics_of(watched),
             proofs.pair_masks(watched),
-            options.headers == "every",
+            every or options.headers == "every",
             options.suspicion_share,
             options.lone_rereads,
             options.batch_size,

@@ -37,6 +37,11 @@ class Cursor:
     anchor: str | None
     stop: int | None
 
+    @property
+    def every_header(self) -> bool:
+        """Whether each block is read with its header: a backfill may leave that to the audit behind it (C2)."""
+        return self.kind not in ("backfill", "replay")
+
     def moved(self, position: int, anchor: str | None) -> Cursor:
         return replace(self, position=position, anchor=anchor)
 

@@ -7,6 +7,7 @@ from vaultevents.core.logs import fold
 from vaultevents.core.registry import Registry
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Hash32, hex_text
+from vaultevents.store.outbox import Cursor
 from vaultevents.watch.watcher import Reading
 
 
@@ -25,7 +26,12 @@ class LogsSource:
         head = await self._chain.head()
         return head.number, hex_text(head.hash)
 
-    async def read(self, span: Span, anchor: str | None, registry: Registry) -> Reading:
+    async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
         watched = registry.watched(span)
-        found = await self._chain.read_logs(span, watched, Hash32(bytes.fromhex(anchor[2:])) if anchor else None)
+        found = await self._chain.read_logs(span, watched, anchor_of(cursor), every=cursor.every_header)
         return Reading(fold(found.logs, found.times_s, watched), hex_text(found.last.hash))
+
+
+def anchor_of(cursor: Cursor) -> Hash32 | None:
+    """The hash of the block that a cursor of blocks stands on, where it is known."""
+    return Hash32(bytes.fromhex(cursor.anchor[2:])) if cursor.anchor else None

@@ -20,9 +20,10 @@ from vaultevents.core.registry import Registry, Watched
 from vaultevents.core.reports import Report, decode, observe, read_report
 from vaultevents.core.reverts import revert_reason
 from vaultevents.core.spans import Span
-from vaultevents.core.units import Address, Hash32, checksum, hex_text
-from vaultevents.store.outbox import Committed, Lost, Outbox
+from vaultevents.core.units import Address, checksum, hex_text
+from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 from vaultevents.store.reports import StoredReport, due_reports, postpone_report
+from vaultevents.watch.logs import anchor_of
 from vaultevents.watch.watcher import Reading
 
 log = structlog.get_logger("reports")
@@ -46,9 +47,9 @@ class ReportsSource:
         head = await self._chain.final_head()
         return head.number, hex_text(head.hash)
 
-    async def read(self, span: Span, anchor: str | None, registry: Registry) -> Reading:
+    async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
         watched = Watched(oracles=self._oracles if registry.watched(span) else frozenset())
-        found = await self._chain.read_logs(span, watched, Hash32(bytes.fromhex(anchor[2:])) if anchor else None)
+        found = await self._chain.read_logs(span, watched, anchor_of(cursor), every=cursor.every_header)
         reports = [decode(one, found.times_s[one.block_number]) for one in found.logs if is_watched(one, watched)]
         return Reading((), hex_text(found.last.hash), reports)
 

@@ -12,6 +12,7 @@ from vaultevents.core.errors import SourceUnavailable
 from vaultevents.core.registry import Registry
 from vaultevents.core.spans import Span
 from vaultevents.core.validators import observe, validators_head
+from vaultevents.store.outbox import Cursor
 from vaultevents.store.pool import Database
 from vaultevents.store.validators import known, read_discovery
 from vaultevents.watch.watcher import Reading
@@ -35,6 +36,6 @@ class ValidatorsSource:
     async def begin(self) -> tuple[int, str | None]:
         return await self.head(), None
 
-    async def read(self, span: Span, anchor: str | None, registry: Registry) -> Reading:
+    async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
         # after the registry: a validator adopted since then makes the commit start over (C9)
         return Reading(observe(await known(self._database), span, self._time), None)

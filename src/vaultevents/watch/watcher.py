@@ -44,8 +44,11 @@ class Source(Protocol):
         """Where the first live cursor starts: the head, and what the next span must link to."""
         ...
 
-    async def read(self, span: Span, anchor: str | None, registry: Registry) -> Reading:
-        """Everything in `span`, proven; no writes. Raises `SourceUnavailable` or `StreamStopped`."""
+    async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
+        """Everything in `span`, proven and linked to the cursor's anchor; no writes.
+
+        Raises `SourceUnavailable` or `StreamStopped`.
+        """
         ...
 
 
@@ -83,7 +86,7 @@ async def advance(source: Source, outbox: Outbox, cursor: Cursor, step: int, *, 
     if span is None:
         return Idle(head)
     registry = await outbox.registry()
-    reading = await source.read(span, cursor.anchor, registry)
+    reading = await source.read(span, cursor, registry)
     events = [event for observation in reading.observations for event in project(observation, registry)]
     new = cursor.moved(span.last, reading.anchor)
     outcome = await outbox.commit(cursor, new, events, registry.version, deliver=deliver, reports=reading.reports)

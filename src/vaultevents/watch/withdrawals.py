@@ -16,6 +16,7 @@ from vaultevents.core.spans import Span
 from vaultevents.core.units import Hash32, Pubkey, ValidatorIndex, hex_text
 from vaultevents.core.validators import ValidatorRecord
 from vaultevents.core.withdrawals import WithdrawalBlock, fold, last_index_after, wanted
+from vaultevents.store.outbox import Cursor
 from vaultevents.store.pool import Database
 from vaultevents.store.validators import epoch_at, known
 from vaultevents.watch.watcher import Reading
@@ -63,11 +64,11 @@ class WithdrawalsSource:
     async def begin(self) -> tuple[int, str | None]:
         return await self.head(), None
 
-    async def read(self, span: Span, anchor: str | None, registry: Registry) -> Reading:
-        link = Reached.parse(anchor) if anchor else None
+    async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
+        link = Reached.parse(cursor.anchor) if cursor.anchor else None
         blocks = await self._blocks(span, link)
         if not blocks:
-            return Reading((), anchor)
+            return Reading((), cursor.anchor)
         vaults = registry.vault_addresses()
         seen = fold(blocks, vaults, await self._pubkeys(wanted(blocks, vaults)), self._time)
         last_index = last_index_after(blocks, link.last_index if link else None)
