@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,8 +21,10 @@ from vaultevents.store.pool import Database
 from vaultevents.store.validators import earliest_epoch
 from vaultevents.watch.discovery import Discovery
 from vaultevents.watch.logs import LogsSource
+from vaultevents.watch.reader import Reader
+from vaultevents.watch.source import Source
 from vaultevents.watch.validators import ValidatorsSource
-from vaultevents.watch.watcher import Advanced, Done, Idle, Source, advance
+from vaultevents.watch.watcher import Advanced, Done, Idle, advance
 from vaultevents.watch.withdrawals import WithdrawalsSource
 
 Rows = dict[tuple[str, str], bytes]
@@ -127,7 +129,8 @@ async def read_to_head(source: Source, outbox: Outbox, step: int = 50) -> list[A
         assert live is not None
         before = len(steps)
         for cursor in [live, *await outbox.backfills(source.stream)]:
-            outcome = await advance(source, outbox, cursor, step)
+            with closing(Reader(source, step)) as reader:
+                outcome = await advance(reader, outbox, cursor)
             if isinstance(outcome, Advanced):
                 steps.append(outcome)
         if len(steps) == before and not await outbox.backfills(source.stream):
@@ -137,10 +140,11 @@ async def read_to_head(source: Source, outbox: Outbox, step: int = 50) -> list[A
 async def drive(source: Source, outbox: Outbox, cursor: Cursor, step: int) -> list[Advanced]:
     """One cursor up to its stop or the head."""
     steps: list[Advanced] = []
-    while not isinstance(outcome := await advance(source, outbox, cursor, step), Done | Idle):
-        assert isinstance(outcome, Advanced)
-        cursor = outcome.cursor
-        steps.append(outcome)
+    with closing(Reader(source, step)) as reader:
+        while not isinstance(outcome := await advance(reader, outbox, cursor), Done | Idle):
+            assert isinstance(outcome, Advanced)
+            cursor = outcome.cursor
+            steps.append(outcome)
     return steps
 
 

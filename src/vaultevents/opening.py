@@ -38,7 +38,7 @@ from vaultevents.store.pool import Database, open_database
 from vaultevents.store.rotation import rotating_from, sealed_key_ids, sealing_with
 from vaultevents.watch.discovery import Discovery
 from vaultevents.watch.reports import Resolver
-from vaultevents.watch.streams import Stream, logs_stream, reports_stream, staking_streams
+from vaultevents.watch.streams import Pace, Stream, logs_stream, reports_stream, staking_streams
 
 log = structlog.get_logger("daemon")
 
@@ -297,7 +297,6 @@ async def open_chain(
         headers=settings.execution.headers,
         suspicion_share=settings.execution.suspicion_share,
         batch_size=settings.execution.batch_size,
-        log_range_start=min(1000, settings.execution.max_range_blocks),
         log_range_max=settings.execution.max_range_blocks,
         total_timeout_s=settings.execution.timeout_s,
     )
@@ -354,15 +353,15 @@ async def open_sources(settings: Settings, database: Database, clock: ServiceClo
     """Every stream that is configured, live and replay alike."""
     async with AsyncExitStack() as stack:
         chain = await stack.enter_async_context(open_chain(settings, database))
-        step, poll_s = settings.execution.span_blocks, settings.execution.poll_interval_s
-        streams = [logs_stream(chain, step=step, poll_s=poll_s)]
+        poll_s = settings.execution.poll_interval_s
+        streams = [logs_stream(chain, _pace(settings, poll_s))]
         resolver = discovery = time = None
         if settings.reports.gateways and settings.contracts.lazy_oracles:
             files = await stack.enter_async_context(open_files(settings))
             simulation = chain if settings.reports.simulate == "on" else None
             resolver = Resolver(Outbox(database), files, settings.reports.poll_interval_s, simulation)
             oracles = settings.contracts.lazy_oracles
-            streams.append(reports_stream(chain, oracles, step=step, poll_s=settings.reports.poll_interval_s))
+            streams.append(reports_stream(chain, oracles, _pace(settings, settings.reports.poll_interval_s)))
         if settings.beacon.urls:
             beacon, time = await stack.enter_async_context(open_beacon(settings, database, clock))
             beacon_poll_s = settings.beacon.poll_interval_s
@@ -412,6 +411,12 @@ def open_files(settings: Settings) -> IpfsClient:
     """The files of reports: from the cache, or from a gateway that has them."""
     urls = [url.get_secret_value() for url in settings.reports.gateways]
     return IpfsClient(urls, guard=Guard(url_rules(settings)), cache_dir=report_cache(settings))
+
+
+def _pace(settings: Settings, poll_s: float) -> Pace:
+    execution = settings.execution
+    sparse = execution.headers == "edges"
+    return Pace(execution.span_blocks, execution.max_range_blocks if sparse else execution.span_blocks, poll_s)
 
 
 def head_policy(settings: Settings) -> HeadPolicy:

@@ -21,7 +21,7 @@ from vaultevents.store import accounts
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 from vaultevents.store.pool import Database
 from vaultevents.watch.logs import LogsSource
-from vaultevents.watch.watcher import Reading
+from vaultevents.watch.source import Reading
 from worlds import add_accounts, add_vault, open_at, read_to_head, reading, rows, spans
 
 pytestmark = pytest.mark.fault
@@ -50,6 +50,7 @@ class WatchedSource:
     """The real source, telling when it has read."""
 
     stream = LogsSource.stream
+    ahead = 0  # a moment is one of the span in turn
 
     def __init__(self, source: LogsSource, moments: Moments) -> None:
         self._source, self._moments = source, moments

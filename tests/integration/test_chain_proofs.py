@@ -96,18 +96,21 @@ def test_a_transaction_must_stand_where_its_log_says() -> None:
 
 
 def test_a_bloom_is_suspicious_exactly_while_a_watched_pair_in_it_has_no_log() -> None:
-    masks = proofs.pair_masks(WATCHED)
+    pairs = proofs.WatchedPairs(WATCHED)
     both = [sighting(1), sighting(1, emitter=QUEUE, index=1)]
     full = header(1, *(one.log for one in both))
-    assert proofs.unanswered(full, masks, [])
-    assert proofs.unanswered(full, masks, both[:1])
-    assert not proofs.unanswered(full, masks, both)
-    assert not proofs.unanswered(header(1), masks, [])
-    assert not proofs.unanswered(header(1, sighting(1, emitter=FOREIGN).log), masks, [])
+    assert proofs.unanswered(pairs.held_by(full.logs_bloom), [])
+    assert proofs.unanswered(pairs.held_by(full.logs_bloom), both[:1])
+    assert not proofs.unanswered(pairs.held_by(full.logs_bloom), both)
+    assert not pairs.held_by(header(1).logs_bloom)
+    assert not pairs.held_by(header(1, sighting(1, emitter=FOREIGN).log).logs_bloom)
 
 
 def test_the_pairs_are_vaults_with_fundings_and_queues_with_claims() -> None:
-    assert set(proofs.pair_masks(WATCHED)) == {(ETHER_FUNDED, VAULT), (WITHDRAWAL_CLAIMED, QUEUE)}
+    assert set(proofs.WatchedPairs(WATCHED).held_by(bytes([255] * 256))) == {
+        (ETHER_FUNDED, VAULT),
+        (WITHDRAWAL_CLAIMED, QUEUE),
+    }
 
 
 def test_the_share_of_proven_blocks_is_a_function_of_the_hash() -> None:

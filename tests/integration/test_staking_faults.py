@@ -29,6 +29,7 @@ from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.store.pool import Database
 from vaultevents.store.validators import known
 from vaultevents.watch import withdrawals
+from vaultevents.watch.reader import Reader
 from vaultevents.watch.watcher import advance, run, run_backfills
 from worlds import StakingSources, drive, register, rows
 
@@ -86,7 +87,7 @@ async def test_a_withdrawal_left_out_at_the_end_of_a_span_is_noticed_before_it_c
             node.node = LeavingOut(made.chain, dropping_last_of(number))
             cursor = await outbox.begin_replay("withdrawals", Span(epoch, epoch))
             with pytest.raises(NodeFault, match=r"127\.0\.0\.1.*leaves a gap"):
-                await advance(sources.withdrawals, outbox, cursor, 1)
+                await advance(Reader(sources.withdrawals, 1), outbox, cursor)
             assert await outbox.cursor(cursor.id) == cursor
             assert not await rows(database)
             node.node = whole
@@ -116,7 +117,7 @@ async def test_without_reading_on_the_wrong_sum_would_be_stored(
         node.node = LeavingOut(made.chain, dropping_last_of(last_paying_block(made, epoch)))
         cursor = await outbox.begin_replay("withdrawals", Span(epoch, epoch))
         monkeypatch.setattr(withdrawals, "_pays", lambda _: False)
-        await advance(sources.withdrawals, outbox, cursor, 1)
+        await advance(Reader(sources.withdrawals, 1), outbox, cursor)
         assert not (await rows(database)).items() <= due(made).items()
 
 
@@ -161,7 +162,7 @@ async def test_a_withdrawal_left_out_at_the_beginning_of_an_unlinked_span_is_not
         node.node = LeavingOut(made.chain, dropping_first_of(first.number))
         cursor = await outbox.begin_replay("withdrawals", Span(epoch, epoch))
         with pytest.raises(NodeFault, match="leaves a gap"):
-            await advance(sources.withdrawals, outbox, cursor, 1)
+            await advance(Reader(sources.withdrawals, 1), outbox, cursor)
 
 
 async def test_an_epoch_that_is_no_longer_final_when_it_is_read_is_not_taken_for_complete(database: Database) -> None:

@@ -16,6 +16,7 @@ from vaultevents.devnet.faults import Fault, Faults
 from vaultevents.devnet.world import World
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
+from vaultevents.watch.reader import Reader
 from vaultevents.watch.watcher import Idle, advance
 from worlds import add_accounts, add_vault, drive, open_at, read_to_head, reading, register, rows, spans
 
@@ -161,9 +162,9 @@ async def test_finality_that_is_missing_or_goes_back_moves_nothing(database: Dat
         live = await outbox.live("logs")
         assert live is not None
         with pytest.raises(SourceUnavailable, match="finalized"):
-            await advance(source, outbox, live, 10)
+            await advance(Reader(source, 10), outbox, live)
         made.chain.finalized = At(50)
-        assert await advance(source, outbox, live, 10) == Idle(50)
+        assert await advance(Reader(source, 10), outbox, live) == Idle(50)
         assert await outbox.live("logs") == live
 
 

@@ -60,17 +60,17 @@ class ExecutionOptions:
     """Settings of the execution layer; the defaults fit a node of one's own on mainnet.
 
     `headers`: `every` reads and links each header in any case; with `edges` a reading may do with those of each range's
-    first and last block and of blocks with watched logs.
+    first and last block and of blocks with logs.
     `suspicion_share`: of how many suspicious blocks (0 to 1) all logs are asked (C2).
     `lone_rereads`: how often a node without a stand-in is asked blocks on which it contradicts itself.
-    `batches_at_once`: how many batches of blocks are asked for at the same time where withdrawals are read.
+    `batches_at_once`: how many batches of blocks are asked for at the same time.
     """
 
     headers: Literal["every", "edges"] = "edges"
     suspicion_share: float = 1.0
     batch_size: int = 100
-    batches_at_once: int = 3
-    log_range_start: int = 1_000
+    batches_at_once: int = 4
+    log_range_start: int = 10_000
     log_range_max: int = 10_000
     connect_timeout_s: float = 5.0
     total_timeout_s: float = 30.0
@@ -220,19 +220,21 @@ class ExecutionChain:
 
         `anchor` is the hash of the block before the span, to which its first block must be linked. With nothing
         watched only the header of the last block is read (C10). With `every` each header is read and linked; without
-        it, unless the options say so, those of each range's ends and of blocks with watched logs.
+        it, unless the options say so, those of each range's ends and of blocks with logs.
         """
         if not watched:
-            return LogRange([], {}, await self.header(span.last))
+            last = await self.header(span.last)
+            return LogRange([], {}, last, hex_text(last.parent_hash) if len(span) == 1 else None)
         options = self._options
         terms = Terms(
             watched,
             topics_of(watched),
-            proofs.pair_masks(watched),
+            proofs.WatchedPairs(watched),
             every or options.headers == "every",
             options.suspicion_share,
             options.lone_rereads,
             options.batch_size,
+            options.batches_at_once,
             self.counters,
         )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from vaultevents.chain import proofs, wire
 from vaultevents.chain.endpoints import Counters
@@ -16,6 +19,8 @@ from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Hash32, hex_text
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -23,30 +28,36 @@ class Terms:
 
     watched: Watched
     topics: tuple[Hash32, ...]
-    masks: Mapping[proofs.Pair, int]
+    pairs: proofs.WatchedPairs
     every_header: bool
     suspicion_share: float
     rereads: int
     batch_size: int
+    batches_at_once: int
     counters: Counters
 
 
 @dataclass(slots=True)
 class Part:
-    """The logs of `span` by block, and what is known of these blocks. `hashes` keeps the first hash seen of each."""
+    """The logs of `span` by block, and what is known of these blocks.
+
+    `hashes` keeps the first hash seen of each, `held` the watched pairs that the blooms of the known headers hold.
+    """
 
     span: Span
     blocks: dict[int, list[Sighting]]
     headers: dict[int, Header] = field(default_factory=dict)
     tx_hashes: dict[int, tuple[Hash32, ...]] = field(default_factory=dict)
     hashes: dict[int, Hash32] = field(default_factory=dict)
+    held: dict[int, list[proofs.Pair]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for number, found in self.blocks.items():
             self.hashes[number] = found[0].log.block_hash
 
-    def add(self, block: wire.Block) -> None:
+    def add(self, block: wire.Block, pairs: proofs.WatchedPairs) -> None:
         number = block.header.number
+        self.held[number] = pairs.held_by(block.header.logs_bloom)
         self.headers[number] = block.header
         self.hashes[number] = block.header.hash
         if block.tx_hashes is not None:
@@ -62,6 +73,10 @@ class Part:
 
     def everything(self) -> list[Sighting]:
         return [one for found in self.blocks.values() for one in found]
+
+    def unanswered(self, numbers: Iterable[int]) -> list[int]:
+        """Those whose bloom holds a watched pair of which no log came back."""
+        return [number for number in numbers if proofs.unanswered(self.held.get(number, ()), self.found(number))]
 
     def in_order(self) -> list[Header]:
         return [header for _, header in sorted(self.headers.items())]
@@ -115,16 +130,40 @@ def read_block(node: RpcNode, number: int, answer: Answer, *, with_transactions:
 
 async def add_blocks(node: RpcNode, part: Part, numbers: Sequence[int], terms: Terms) -> None:
     """Read the headers of `numbers` and, where a block has a watched log, the hashes of its transactions."""
-    for chunk in chunks(numbers, terms.batch_size):
-        answers = await node.ask([header_call(number) for number in chunk])
-        note_blocks(node, part, chunk, answers, terms)
-
-
-def note_blocks(node: RpcNode, part: Part, numbers: Iterable[int], answers: Iterable[Answer], terms: Terms) -> None:
-    """Take the answers to `header_call` into `part`."""
     watched = set(proofs.watched_blocks(part.blocks, terms.watched))
+
+    async def batch(some: Sequence[int]) -> None:
+        note_blocks(node, part, some, await node.ask([header_call(number) for number in some]), watched, terms)
+
+    await together((partial(batch, some) for some in chunks(numbers, terms.batch_size)), terms.batches_at_once)
+
+
+def note_blocks(
+    node: RpcNode, part: Part, numbers: Iterable[int], answers: Iterable[Answer], watched: Collection[int], terms: Terms
+) -> None:
+    """Take the answers to `header_call` into `part`; `watched` are the blocks with a watched log."""
     for number, answer in zip(numbers, answers, strict=True):
-        part.add(read_block(node, number, answer, with_transactions=number in watched))
+        part.add(read_block(node, number, answer, with_transactions=number in watched), terms.pairs)
+
+
+async def together(work: Iterable[Callable[[], Awaitable[T]]], at_once: int) -> list[T]:
+    """The results in order, of at most `at_once` at a time.
+
+    The first error ends the rest, so that nothing goes on asking a node that is given up.
+    """
+    turns = asyncio.Semaphore(at_once)
+
+    async def one(begin: Callable[[], Awaitable[T]]) -> T:
+        async with turns:
+            return await begin()
+
+    tasks = [asyncio.ensure_future(one(each)) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def chunks(numbers: Sequence[int], size: int) -> Iterable[Sequence[int]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import reduce
 from itertools import pairwise
+from operator import or_
 
 from vaultevents.chain.wire import Sighting
 from vaultevents.core.errors import NodeFault
-from vaultevents.core.logs import TOPICS, Header, Log, bloom_may_hold, bloom_of, is_watched, pairs_of
+from vaultevents.core.logs import TOPICS, Header, bloom_mask, bloom_may_hold, bloom_of, is_watched, pairs_of
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32, hex_text
@@ -82,22 +83,41 @@ def watched_blocks(blocks: Mapping[int, Sequence[Sighting]], watched: Watched) -
     return [number for number, found in blocks.items() if any(is_watched(one.log, watched) for one in found)]
 
 
-def pair_masks(watched: Watched) -> dict[Pair, int]:
-    """For each watched address and its topic, the bloom bits of a log that has both."""
-    return {pair: _mask(*pair) for pair in pairs_of(watched)}
+class WatchedPairs:
+    """Each watched address with its topic, so arranged that a bloom with few bits is compared with few of them."""
+
+    __slots__ = ("_topics",)
+
+    def __init__(self, watched: Watched) -> None:
+        topics: dict[Hash32, dict[int, list[tuple[int, Pair]]]] = {}
+        for pair in pairs_of(watched):
+            mask = bloom_mask(pair[1])
+            topics.setdefault(pair[0], {}).setdefault(mask & -mask, []).append((mask, pair))
+        self._topics = [(bloom_mask(topic), _all_of(by_bit), by_bit) for topic, by_bit in topics.items()]
+
+    def held_by(self, bloom: bytes) -> list[Pair]:
+        """The pairs of which the block may have logs; often by chance (C2)."""
+        have = int.from_bytes(bloom)
+        held: list[Pair] = []
+        for topic, first_bits, by_bit in self._topics:
+            if topic & have != topic:
+                continue
+            rest = have & first_bits
+            while rest:
+                bit = rest & -rest
+                rest ^= bit
+                held += [pair for mask, pair in by_bit[bit] if mask & have == mask]
+        return held
 
 
-@lru_cache(maxsize=65536)
-def _mask(topic: Hash32, address: Address) -> int:
-    empty = Hash32(bytes(32))
-    return int.from_bytes(bloom_of([Log(address, (topic,), b"", 0, empty, empty, 0)]))
+def _all_of(bits: Iterable[int]) -> int:
+    return reduce(or_, bits, 0)
 
 
-def unanswered(header: Header, masks: Mapping[Pair, int], found: Iterable[Sighting]) -> bool:
+def unanswered(held: Iterable[Pair], found: Iterable[Sighting]) -> bool:
     """Whether the bloom holds a watched pair of which no log came back: a suspicion, often by chance (C2)."""
-    have = int.from_bytes(header.logs_bloom)
     answered = {(one.log.topics[0], one.log.address) for one in found}
-    return any(mask & have == mask and pair not in answered for pair, mask in masks.items())
+    return any(pair not in answered for pair in held)
 
 
 def is_chosen(block_hash: Hash32, share: float) -> bool:

@@ -34,9 +34,8 @@ async def settle(node: RpcNode, nodes: Endpoints[RpcNode], part: Part, terms: Te
     again, up to `terms.rereads` times and then with all of their logs, because the cursor must not move on a lie
     but must not stand still for one either.
     """
-    suspicious = {header.number for header in part.in_order() if proofs.unanswered(header, terms.masks, ())}
-    left = sorted(suspicious | set(proofs.watched_blocks(part.blocks, terms.watched)))
-    terms.counters.suspicions += len(_unanswered(part, left, terms))
+    left = _doubtful(part, terms)
+    terms.counters.suspicions += len(part.unanswered(left))
     rounds = terms.rereads if nodes.is_alone(node) else 1
     for reread in range(rounds):
         if reread:
@@ -56,12 +55,12 @@ async def settle(node: RpcNode, nodes: Endpoints[RpcNode], part: Part, terms: Te
     return reread > 0
 
 
-def _unanswered(part: Part, numbers: Sequence[int], terms: Terms) -> list[int]:
-    return [
-        number
-        for number in numbers
-        if number in part.headers and proofs.unanswered(part.headers[number], terms.masks, part.found(number))
-    ]
+def _doubtful(part: Part, terms: Terms) -> list[int]:
+    """Blocks of which to ask again. Where an audit reads every header later, only what contradicts the bloom now."""
+    if not terms.every_header:
+        return part.unanswered(sorted(part.headers))
+    positive = {number for number, held in part.held.items() if held}
+    return sorted(positive | set(proofs.watched_blocks(part.blocks, terms.watched)))
 
 
 async def _read_again(node: RpcNode, part: Part, numbers: Sequence[int], terms: Terms) -> None:
@@ -89,8 +88,9 @@ async def _contradictions(
 
 
 def _chosen(part: Part, numbers: Sequence[int], terms: Terms) -> list[int]:
-    doubtful = _unanswered(part, numbers, terms)
-    return [number for number in doubtful if proofs.is_chosen(part.hashes[number], terms.suspicion_share)]
+    return [
+        number for number in part.unanswered(numbers) if proofs.is_chosen(part.hashes[number], terms.suspicion_share)
+    ]
 
 
 def _hash_problem(node: RpcNode, part: Part, number: int, answer: Answer) -> str | None:
@@ -130,7 +130,7 @@ async def _full_answers(node: RpcNode, wanted: Sequence[tuple[int, Part]]) -> li
 
 async def _ask_another(node: RpcNode, nodes: Endpoints[RpcNode], part: Part, terms: Terms) -> None:
     """Whether another node, where one is in use, knows of no logs either in the blocks that stay suspicious."""
-    doubtful = _unanswered(part, sorted(part.headers), terms)
+    doubtful = part.unanswered(sorted(part.headers))
 
     async def compare(other: RpcNode) -> None:
         for chunk in chunks(doubtful, terms.batch_size):

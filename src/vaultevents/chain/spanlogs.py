@@ -1,7 +1,7 @@
 """The logs of a span from one node, proven as decision C2 says: the node's answers are held against each other.
 
 range ─▶ logs + the header of the range's last block, in one batch
-      ─▶ headers: every one, or those of the edges and of blocks with watched logs; linked, times rising
+      ─▶ headers: every one, or those of the edges and of blocks with logs; linked, times rising
       ─▶ doubtful blocks again by hash (settling.py)
 """
 
@@ -19,7 +19,7 @@ from vaultevents.chain.settling import settle
 from vaultevents.core.errors import RangeTooLarge
 from vaultevents.core.logs import Header, Log
 from vaultevents.core.spans import Span
-from vaultevents.core.units import Hash32
+from vaultevents.core.units import Hash32, hex_text
 
 _log = structlog.get_logger()
 
@@ -28,12 +28,14 @@ _log = structlog.get_logger()
 class LogRange:
     """All logs of the two topics in a span, whoever emitted them, in chain order (C10, E3).
 
-    `times_s` has the time of each block with a watched log; `last` is the header of the span's last block.
+    `times_s` has the time of each block with a watched log; `last` is the header of the span's last block, `parent` the
+    hash of the block before the span, as its first header tells it.
     """
 
     logs: list[Log]
     times_s: dict[int, int]
     last: Header
+    parent: str | None
 
 
 async def read_span(
@@ -46,19 +48,22 @@ async def read_span(
     logs: list[Log] = []
     times_s: dict[int, int] = {}
     previous: Header | None = None
+    parent = Hash32(b"")
     while previous is None or previous.number < span.last:
         part = await _next_part(node, span.first if previous is None else previous.number + 1, span.last, terms)
         if terms.every_header:
             await add_blocks(node, part, range(part.span.first, part.span.last), terms)
-        await _read_watched_blocks(node, part, terms)
+        await _read_blocks_with_logs(node, part, terms)
         _check(node, part, previous, anchor, terms)
         if await settle(node, nodes, part, terms):
-            await _read_watched_blocks(node, part, terms)
+            await _read_blocks_with_logs(node, part, terms)
             _check(node, part, previous, anchor, terms)
         logs += [one.log for one in part.everything()]
         times_s |= _times(part, terms)
+        if previous is None:
+            parent = part.headers[part.span.first].parent_hash
         previous = part.headers[part.span.last]
-    return LogRange(logs, times_s, previous)
+    return LogRange(logs, times_s, previous, hex_text(parent))
 
 
 async def _next_part(node: RpcNode, first: int, last: int, terms: Terms) -> Part:
@@ -86,15 +91,21 @@ async def _ask_range(node: RpcNode, span: Span, terms: Terms) -> Part:
     edges = [span.last] if terms.every_header else sorted({span.first, span.last})
     answers = await node.ask([range_call(span, terms.topics), *(header_call(number) for number in edges)])
     part = Part(span, proofs.by_block(read_logs(node, answers[0], span, terms.topics)))
-    note_blocks(node, part, edges, answers[1:], terms)
+    watched = set(proofs.watched_blocks(part.blocks, terms.watched))
+    note_blocks(node, part, edges, answers[1:], watched, terms)
     return part
 
 
-async def _read_watched_blocks(node: RpcNode, part: Part, terms: Terms) -> None:
-    """Blocks with watched logs that were not read as such; those whose given time is usable need no header."""
-    known = set(part.tx_hashes) if terms.every_header else set(part.tx_hashes) | set(_given_times(part))
-    watched = proofs.watched_blocks(part.blocks, terms.watched)
-    await add_blocks(node, part, [number for number in watched if number not in known], terms)
+async def _read_blocks_with_logs(node: RpcNode, part: Part, terms: Terms) -> None:
+    """Blocks with logs that were not read as such; those whose given time is usable need no header.
+
+    Where every header is read anyway, only those with watched logs, for the hashes of their transactions.
+    """
+    if terms.every_header:
+        known, wanted = set(part.tx_hashes), proofs.watched_blocks(part.blocks, terms.watched)
+    else:
+        known, wanted = part.headers.keys() | _given_times(part).keys(), list(part.blocks)
+    await add_blocks(node, part, [number for number in wanted if number not in known], terms)
 
 
 def _check(node: RpcNode, part: Part, previous: Header | None, anchor: Hash32 | None, terms: Terms) -> None:

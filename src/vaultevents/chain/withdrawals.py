@@ -6,22 +6,19 @@ all withdrawals of the chain has no gap: then no withdrawal was left out, whiche
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
 
 from vaultevents.chain import wire
 from vaultevents.chain.jsonrpc import RpcFailure, RpcNode
-from vaultevents.chain.parts import chunks, header_call, read_block
+from vaultevents.chain.parts import chunks, header_call, read_block, together
 from vaultevents.chain.proofs import check_headers
 from vaultevents.core.errors import NodeFault, SourceUnavailable
 from vaultevents.core.logs import Header
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Hash32, hex_text
 from vaultevents.core.withdrawals import IndexGap, WithdrawalBlock, last_index_after
-
-T = TypeVar("T")
 
 _NARROWING = 64
 
@@ -44,14 +41,8 @@ async def read_span(
 
     Raises `NodeFault` for what contradicts the chain, and `SourceUnavailable` for a block that the node cannot give.
     """
-    turns = asyncio.Semaphore(batches_at_once)
-
-    async def part(numbers: Sequence[int]) -> list[WithdrawalBlock]:
-        async with turns:
-            return await _read(node, numbers)
-
     numbers = range(span.first, span.last + 1)
-    parts = await _together(part(some) for some in chunks(numbers, batch_size))
+    parts = await together((partial(_read, node, some) for some in chunks(numbers, batch_size)), batches_at_once)
     blocks = [block for some in parts for block in some]
     check(node.name, blocks, link)
     return blocks
@@ -135,17 +126,6 @@ async def _read(node: RpcNode, numbers: Sequence[int]) -> list[WithdrawalBlock]:
             raise SourceUnavailable(node.name, f"does not have block {number}: it lags behind, or has pruned it")
         blocks.append(block)
     return blocks
-
-
-async def _together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results in order; the first error ends the rest, so that nothing goes on asking a node that is given up."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _genesis(node: RpcNode) -> Header:

@@ -268,7 +268,7 @@ async def _replay_stream(
             stream.source,
             outbox,
             cursor,
-            step=stream.step,
+            step=stream.backfill_step,
             poll_s=stream.poll_s,
             deliver=deliver,
             patience=REPLAY_PATIENCE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from eth_hash.auto import keccak
 
@@ -44,7 +45,9 @@ class Log:
     timestamp_s: int | None = None
 
 
-def _bloom_bits(value: bytes) -> int:
+@lru_cache(maxsize=65536)
+def bloom_mask(value: bytes) -> int:
+    """The bits that an address or a topic sets in a bloom of 2048 (Yellow Paper §4.3.1)."""
     digest = keccak(value)
     bits = 0
     for at in (0, 2, 4):
@@ -55,7 +58,7 @@ def _bloom_bits(value: bytes) -> int:
 def bloom_may_hold(bloom: bytes, *values: bytes) -> bool:
     """False proves that no log of the block has all of `values` as address or topics (Yellow Paper §4.3.1)."""
     have = int.from_bytes(bloom)
-    return all((bits := _bloom_bits(value)) & have == bits for value in values)
+    return all((bits := bloom_mask(value)) & have == bits for value in values)
 
 
 def bloom_of(logs: Iterable[Log]) -> bytes:
@@ -63,7 +66,7 @@ def bloom_of(logs: Iterable[Log]) -> bytes:
     bits = 0
     for log in logs:
         for value in (log.address, *log.topics):
-            bits |= _bloom_bits(value)
+            bits |= bloom_mask(value)
     return bits.to_bytes(256)
 
 

@@ -35,6 +35,13 @@ def next_span(position: int, head: int, step: int, stop: int | None) -> Span | N
     return Span(position + 1, last) if last > position else None
 
 
+def next_step(step: int, longest: int, seen: int, most: int) -> int:
+    """How long the next span is, after one of `step` gave `seen` records where `most` are wanted; at most `longest`."""
+    if seen > most:
+        return max(1, step * most // seen)
+    return min(longest, 2 * step) if 4 * seen < most else step
+
+
 def halves(span: Span) -> tuple[Span, Span]:
     """The span cut in two; it must be at least two long."""
     middle = (span.first + span.last) // 2

@@ -8,13 +8,17 @@ from vaultevents.core.registry import Registry
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Hash32, hex_text
 from vaultevents.store.outbox import Cursor
-from vaultevents.watch.watcher import Reading
+from vaultevents.watch.source import Reading
+
+AHEAD = 2
+"""Spans of a backfill that are read while the one in front of them is committed."""
 
 
 class LogsSource:
     """Proven logs up to the configured head; the anchor is the hash of the last block that was read."""
 
     stream = "logs"
+    ahead = AHEAD
 
     def __init__(self, chain: ExecutionChain) -> None:
         self._chain = chain
@@ -29,7 +33,8 @@ class LogsSource:
     async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
         watched = registry.watched(span)
         found = await self._chain.read_logs(span, watched, anchor_of(cursor), every=cursor.every_header)
-        return Reading(fold(found.logs, found.times_s, watched), hex_text(found.last.hash))
+        observations = fold(found.logs, found.times_s, watched)
+        return Reading(observations, hex_text(found.last.hash), parent=found.parent, seen=len(found.logs))
 
 
 def anchor_of(cursor: Cursor) -> Hash32 | None:

@@ -23,8 +23,8 @@ from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, checksum, hex_text
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 from vaultevents.store.reports import StoredReport, due_reports, postpone_report
-from vaultevents.watch.logs import anchor_of
-from vaultevents.watch.watcher import Reading
+from vaultevents.watch.logs import AHEAD, anchor_of
+from vaultevents.watch.source import Reading
 
 log = structlog.get_logger("reports")
 
@@ -36,6 +36,7 @@ class ReportsSource:
     """Published reports of the protocol's oracles, always read final (C1)."""
 
     stream = "reports"
+    ahead = AHEAD
 
     def __init__(self, chain: ExecutionChain, oracles: Collection[Address]) -> None:
         self._chain, self._oracles = chain, frozenset(oracles)
@@ -51,7 +52,7 @@ class ReportsSource:
         watched = Watched(oracles=self._oracles if registry.watched(span) else frozenset())
         found = await self._chain.read_logs(span, watched, anchor_of(cursor), every=cursor.every_header)
         reports = [decode(one, found.times_s[one.block_number]) for one in found.logs if is_watched(one, watched)]
-        return Reading((), hex_text(found.last.hash), reports)
+        return Reading((), hex_text(found.last.hash), reports, found.parent, len(found.logs))
 
 
 class Files(Protocol):

@@ -22,8 +22,9 @@ from vaultevents.store.validators import earliest_epoch
 from vaultevents.watch.discovery import Discovery
 from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.reports import ReportsSource
+from vaultevents.watch.source import Source
 from vaultevents.watch.validators import ValidatorsSource
-from vaultevents.watch.watcher import Advanced, Source, pauses, run, run_backfills
+from vaultevents.watch.watcher import Advanced, pauses, run, run_backfills
 from vaultevents.watch.withdrawals import WithdrawalsSource
 
 log = structlog.get_logger("watch")
@@ -34,23 +35,37 @@ WITHDRAWALS_STEP_EPOCHS = 8
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One source; its positions are blocks or epochs, `step` of which are committed at once."""
+    """One source; its positions are blocks or epochs, `step` of which are committed at once.
+
+    Those that are read with fewer questions, of a backfill or a replay, may be `backfill_step` at once.
+    """
 
     source: Source
     unit: Literal["block", "epoch"]
     earliest: Callable[[Connection], Awaitable[int | None]]
     step: int
     poll_s: float
+    backfill_step: int
 
 
-def logs_stream(chain: ExecutionChain, *, step: int, poll_s: float) -> Stream:
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Of the streams of blocks: how many are committed at once, live and in a backfill, and how often one looks."""
+
+    step: int
+    backfill_step: int
+    poll_s: float
+
+
+def logs_stream(chain: ExecutionChain, pace: Pace) -> Stream:
     """The two contract events."""
-    return Stream(LogsSource(chain), "block", first_block, step, poll_s)
+    return Stream(LogsSource(chain), "block", first_block, pace.step, pace.poll_s, pace.backfill_step)
 
 
-def reports_stream(chain: ExecutionChain, oracles: Collection[Address], *, step: int, poll_s: float) -> Stream:
+def reports_stream(chain: ExecutionChain, oracles: Collection[Address], pace: Pace) -> Stream:
     """Published oracle reports; a `Resolver` must run beside it."""
-    return Stream(ReportsSource(chain, oracles), "block", first_block, step, poll_s)
+    source = ReportsSource(chain, oracles)
+    return Stream(source, "block", first_block, pace.step, pace.poll_s, pace.backfill_step)
 
 
 def staking_streams(
@@ -68,18 +83,20 @@ def staking_streams(
     validators = ValidatorsSource(database, time, now_s)
     withdrawals = WithdrawalsSource(chain, beacon, database, time, discovery.meet)
     return [
-        Stream(validators, "epoch", earliest, VALIDATORS_STEP_EPOCHS, poll_s),
-        Stream(withdrawals, "epoch", earliest, WITHDRAWALS_STEP_EPOCHS, poll_s),
+        Stream(validators, "epoch", earliest, VALIDATORS_STEP_EPOCHS, poll_s, VALIDATORS_STEP_EPOCHS),
+        Stream(withdrawals, "epoch", earliest, WITHDRAWALS_STEP_EPOCHS, poll_s, WITHDRAWALS_STEP_EPOCHS),
     ]
 
 
 async def follow(stream: Stream, outbox: Outbox, on_advance: Callable[[Advanced], None]) -> None:
     """Reads a stream live, and its backfills beside it; never ends."""
     cursor = await _begin(stream, outbox)
-    step, poll_s = stream.step, stream.poll_s
+    source, poll_s = stream.source, stream.poll_s
     async with asyncio.TaskGroup() as group:
-        group.create_task(run(stream.source, outbox, cursor, step=step, poll_s=poll_s, on_advance=on_advance))
-        group.create_task(run_backfills(stream.source, outbox, step=step, poll_s=poll_s, on_advance=on_advance))
+        group.create_task(run(source, outbox, cursor, step=stream.step, poll_s=poll_s, on_advance=on_advance))
+        group.create_task(
+            run_backfills(source, outbox, step=stream.backfill_step, poll_s=poll_s, on_advance=on_advance)
+        )
 
 
 async def _begin(stream: Stream, outbox: Outbox) -> Cursor:

@@ -15,13 +15,14 @@ from vaultevents.core.validators import observe, validators_head
 from vaultevents.store.outbox import Cursor
 from vaultevents.store.pool import Database
 from vaultevents.store.validators import known, read_discovery
-from vaultevents.watch.watcher import Reading
+from vaultevents.watch.source import Reading
 
 
 class ValidatorsSource:
     """What the records of the finalized state say about a span of epochs; there is nothing to link to."""
 
     stream = "validators"
+    ahead = 0
 
     def __init__(self, database: Database, time: ChainTime, now_s: Callable[[], int]) -> None:
         """`now_s` is the service clock, which decides the current epoch (D15)."""

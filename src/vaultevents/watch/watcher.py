@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
-from vaultevents import metrics
 from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
-from vaultevents.core.events import Observation, project
-from vaultevents.core.registry import Registry
-from vaultevents.core.reports import ReportLog
-from vaultevents.core.spans import Span, next_span
+from vaultevents.core.events import project
+from vaultevents.core.spans import Span
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
+from vaultevents.watch.reader import Reader
+from vaultevents.watch.source import Source
 
 log = structlog.get_logger("watch")
 
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a source saw in a span, what the next span must link to, and reports whose files are still to be had."""
-
-    observations: Sequence[Observation]
-    anchor: str | None
-    reports: Sequence[ReportLog] = ()
-
-
-class Source(Protocol):
-    """One stream of chain data. It keeps no state of its own: all of it is in the cursor."""
-
-    stream: str
-
-    async def head(self) -> int:
-        """The last position that may be read now."""
-        ...
-
-    async def begin(self) -> tuple[int, str | None]:
-        """Where the first live cursor starts: the head, and what the next span must link to."""
-        ...
-
-    async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
-        """Everything in `span`, proven and linked to the cursor's anchor; no writes.
-
-        Raises `SourceUnavailable` or `StreamStopped`.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +45,22 @@ class Done:
 Outcome = Advanced | Idle | Done | Lost
 
 
-async def advance(source: Source, outbox: Outbox, cursor: Cursor, step: int, *, deliver: bool = True) -> Outcome:
-    """Moves a cursor by one span of at most `step`; the only way in which events come to be."""
+async def advance(reader: Reader, outbox: Outbox, cursor: Cursor, *, deliver: bool = True) -> Outcome:
+    """Moves a cursor by its reader's next span; the only way in which events come to be."""
     if cursor.stop is not None and cursor.position >= cursor.stop:
         return Done()
-    head = await source.head()
-    metrics.head(source.stream, head)
-    span = next_span(cursor.position, head, step, cursor.stop)
+    span, head = await reader.next_span(cursor)
     if span is None:
         return Idle(head)
     registry = await outbox.registry()
-    reading = await source.read(span, cursor, registry)
+    reading = await reader.read(span, cursor, registry)
     events = [event for observation in reading.observations for event in project(observation, registry)]
     new = cursor.moved(span.last, reading.anchor)
     outcome = await outbox.commit(cursor, new, events, registry.version, deliver=deliver, reports=reading.reports)
     if isinstance(outcome, Lost):
         return outcome
     if outcome.different:
-        log.error("events_differ", stream=source.stream, span=str(span), ids=outcome.different)
+        log.error("events_differ", stream=cursor.stream, span=str(span), ids=outcome.different)
     return Advanced(new, span, outcome)
 
 
@@ -121,30 +88,31 @@ async def run(
     """
     failures, waits = 0, pauses()
     await outbox.note_problem(cursor, None)  # an earlier process may have left its own there
-    while True:
-        try:
-            outcome = await advance(source, outbox, cursor, step, deliver=deliver)
-            if isinstance(outcome, Lost):
-                cursor = await outbox.cursor(cursor.id)
-        except (SourceUnavailable, DatabaseUnavailable) as error:
-            if patience is not None and failures >= patience:
-                raise
-            failures, pause = failures + 1, next(waits)
-            await outbox.note_problem(cursor, str(error))
-            log.warning("stream_waits", stream=source.stream, problem=str(error), retry_in_s=pause)
-            await asyncio.sleep(pause)
-            continue
-        if failures:
-            failures, waits = 0, pauses()
-            await outbox.note_problem(cursor, None)
-        match outcome:
-            case Advanced():
-                cursor = outcome.cursor
-                on_advance(outcome)
-            case Idle():
-                await asyncio.sleep(poll_s)
-            case Done():
-                return
+    with closing(Reader(source, step)) as reader:
+        while True:
+            try:
+                outcome = await advance(reader, outbox, cursor, deliver=deliver)
+                if isinstance(outcome, Lost):
+                    cursor = await outbox.cursor(cursor.id)
+            except (SourceUnavailable, DatabaseUnavailable) as error:
+                if patience is not None and failures >= patience:
+                    raise
+                failures, pause = failures + 1, next(waits)
+                await outbox.note_problem(cursor, str(error))
+                log.warning("stream_waits", stream=source.stream, problem=str(error), retry_in_s=pause)
+                await asyncio.sleep(pause)
+                continue
+            if failures:
+                failures, waits = 0, pauses()
+                await outbox.note_problem(cursor, None)
+            match outcome:
+                case Advanced():
+                    cursor = outcome.cursor
+                    on_advance(outcome)
+                case Idle():
+                    await asyncio.sleep(poll_s)
+                case Done():
+                    return
 
 
 async def run_backfills(

@@ -19,7 +19,7 @@ from vaultevents.core.withdrawals import WithdrawalBlock, fold, last_index_after
 from vaultevents.store.outbox import Cursor
 from vaultevents.store.pool import Database
 from vaultevents.store.validators import epoch_at, known
-from vaultevents.watch.watcher import Reading
+from vaultevents.watch.source import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class WithdrawalsSource:
     """
 
     stream = "withdrawals"
+    ahead = 0
 
     def __init__(
         self,
