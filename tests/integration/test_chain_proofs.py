@@ -12,7 +12,7 @@ from vaultevents.core.errors import NodeFault
 from vaultevents.core.logs import ETHER_FUNDED, WITHDRAWAL_CLAIMED, Header, Log, bloom_of
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
-from vaultevents.core.units import Address, Hash32
+from vaultevents.core.units import Address, Hash32, hex_text
 
 pytestmark = pytest.mark.integration
 
@@ -89,10 +89,10 @@ def test_without_a_header_the_logs_of_a_block_must_agree_on_its_hash() -> None:
 
 def test_a_transaction_must_stand_where_its_log_says() -> None:
     right = sighting(1)
-    proofs.check_transactions(NODE, [right], [block_hash(77)])
-    for tx_hashes in ([], [block_hash(78)], [block_hash(78), block_hash(77)]):
+    proofs.check_transactions(NODE, [right], [hex_text(block_hash(77))])
+    for numbers in ([], [78], [78, 77]):
         with pytest.raises(NodeFault, match="is not number 0 of block 1"):
-            proofs.check_transactions(NODE, [right], tx_hashes)
+            proofs.check_transactions(NODE, [right], [hex_text(block_hash(number)) for number in numbers])
 
 
 def test_a_bloom_is_suspicious_exactly_while_a_watched_pair_in_it_has_no_log() -> None:

@@ -47,7 +47,7 @@ class Part:
     span: Span
     blocks: dict[int, list[Sighting]]
     headers: dict[int, Header] = field(default_factory=dict)
-    tx_hashes: dict[int, tuple[Hash32, ...]] = field(default_factory=dict)
+    tx_hashes: dict[int, list[str]] = field(default_factory=dict)
     hashes: dict[int, Hash32] = field(default_factory=dict)
     held: dict[int, list[proofs.Pair]] = field(default_factory=dict)
 

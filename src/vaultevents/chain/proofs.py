@@ -70,11 +70,14 @@ def check_logs(
             raise NodeFault(node, f"log {log.log_index} of block {log.block_number} is not in that block's bloom")
 
 
-def check_transactions(node: str, sightings: Iterable[Sighting], tx_hashes: Sequence[Hash32]) -> None:
-    """Each log's transaction stands in its block where the log says: the hash becomes part of an event id."""
+def check_transactions(node: str, sightings: Iterable[Sighting], tx_hashes: Sequence[str]) -> None:
+    """Each log's transaction stands in its block where the log says: the hash becomes part of an event id.
+
+    `tx_hashes` are those of the block as the node writes them.
+    """
     for sighting in sightings:
         at, log = sighting.tx_index, sighting.log
-        if at >= len(tx_hashes) or tx_hashes[at] != log.tx_hash:
+        if at >= len(tx_hashes) or tx_hashes[at].lower() != hex_text(log.tx_hash):
             raise NodeFault(node, f"transaction {hex_text(log.tx_hash)} is not number {at} of block {log.block_number}")
 
 

@@ -29,10 +29,13 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A header and, where they were asked for, the hashes of the block's transactions in order."""
+    """A header and, where they were asked for, the hashes of the block's transactions in order.
+
+    These are as the node writes them: a block has hundreds, of which one or two are looked at.
+    """
 
     header: Header
-    tx_hashes: tuple[Hash32, ...] | None
+    tx_hashes: list[str] | None
 
 
 class _WireBlock(msgspec.Struct, rename="camel"):
@@ -122,7 +125,10 @@ def block(node: str, raw: msgspec.Raw, *, number: int | None, with_transactions:
     )
     if number is not None and header.number != number:
         raise NodeFault(node, f"asked for block {number}, it answered with block {header.number}")
-    return Block(header, _tx_hashes(node, what, wire.transactions) if with_transactions else None)
+    return Block(
+        header,
+        _decoded(node, f"the list of transactions of {what}", _TEXTS, wire.transactions) if with_transactions else None,
+    )
 
 
 def withdrawal_block(node: str, raw: msgspec.Raw, *, number: int) -> WithdrawalBlock | None:
@@ -149,11 +155,6 @@ def withdrawal_block(node: str, raw: msgspec.Raw, *, number: int) -> WithdrawalB
 def logs(node: str, raw: msgspec.Raw) -> list[Sighting]:
     """The logs of an answer. A log that was removed by a reorganisation, or is pending, is a fault."""
     return [_sighting(node, wire) for wire in _decoded(node, "the list of logs", _LOGS, raw)]
-
-
-def _tx_hashes(node: str, what: str, raw: msgspec.Raw) -> tuple[Hash32, ...]:
-    texts = _decoded(node, f"the list of transactions of {what}", _TEXTS, raw)
-    return tuple(Hash32(data(node, f"a transaction hash of {what}", text, 32)) for text in texts)
 
 
 def _withdrawals(node: str, what: str, wire: _WireWithdrawalBlock) -> tuple[Withdrawal, ...]:

@@ -58,7 +58,11 @@ def bloom_mask(value: bytes) -> int:
 def bloom_may_hold(bloom: bytes, *values: bytes) -> bool:
     """False proves that no log of the block has all of `values` as address or topics (Yellow Paper §4.3.1)."""
     have = int.from_bytes(bloom)
-    return all((bits := bloom_mask(value)) & have == bits for value in values)
+    for value in values:
+        mask = bloom_mask(value)
+        if mask & have != mask:
+            return False
+    return True
 
 
 def bloom_of(logs: Iterable[Log]) -> bytes:
