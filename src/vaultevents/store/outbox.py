@@ -206,24 +206,42 @@ async def _insert(
     connection: Connection, events: Sequence[Event], filter_revision: int, *, deliver: bool
 ) -> dict[tuple[str, str], int]:
     """Stores what is not there yet, in id order so that two writers never wait for each other; key → seq."""
-    rows = await connection.fetch(
-        "insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, body, quiet,"
-        " encoding, filter_revision)"
-        " select *, $9, $10 from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[],"
-        " $7::bytea[], $8::boolean[])"
-        " on conflict (account_id, id) do nothing returning account_id, id, seq",
-        [event.owner.account_id for event in events],
-        [event.id for event in events],
-        [event.owner.vault_id for event in events],
-        [event.event_type for event in events],
-        [event.observation.block for event in events],
-        [event.observation.at_ms for event in events],
-        [encode(event) for event in events],
-        [event.owner.quiet or not deliver for event in events],
-        ENCODING,
-        filter_revision,
-    )
+    values = [
+        (
+            event.owner.account_id,
+            event.id,
+            event.owner.vault_id,
+            event.event_type,
+            event.observation.block,
+            event.observation.at_ms,
+            encode(event),
+            event.owner.quiet or not deliver,
+        )
+        for event in events
+    ]
+    if len(values) < STAGED_FROM:
+        source, given = _UNNEST, list(zip(*values, strict=True))
+    else:
+        source, given = "staged_events", []
+        await connection.execute(_STAGING)
+        await connection.copy_records_to_table("staged_events", records=values, schema_name="pg_temp")
+    insert = " ".join((_INTO_EVENTS, source, _UNLESS_STORED))
+    rows = await connection.fetch(insert, ENCODING, filter_revision, *given)
     return {(row["account_id"], row["id"]): row["seq"] for row in rows}
+
+
+STAGED_FROM = 500
+"""Events of one commit, from which on they are copied into a table of the session first: those of a backfill."""
+_INTO_EVENTS = (
+    "insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, body, quiet, encoding,"
+    " filter_revision) select *, $1, $2 from"
+)
+_UNLESS_STORED = "on conflict (account_id, id) do nothing returning account_id, id, seq"
+_UNNEST = "unnest($3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bigint[], $9::bytea[], $10::bool[])"
+_STAGING = (
+    "create temporary table if not exists staged_events (account_id text, id text, vault_id text, event_type text,"
+    " block_number bigint, created_at_ms bigint, body bytea, quiet boolean) on commit delete rows"
+)
 
 
 async def _fan_out(connection: Connection, fresh: Sequence[tuple[int, Event]]) -> None:
