@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
-from vaultevents.chain.endpoints import Counters, Endpoints, Passing, node_name, patiently, scrub
+from vaultevents.chain.endpoints import Counters, Endpoints, Line, Passing, node_name, scrub
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, WrongNetwork
 
 pytestmark = pytest.mark.integration
@@ -15,11 +15,24 @@ pytestmark = pytest.mark.integration
 SECRET_URL = "https://user:hunter22@rpc.example.org:8443/v2/aBcDeF0123456789?key=s3cr3tKey&x=1"
 
 
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 @dataclass
 class Node:
     name: str
     error: Exception | None = None
     asked: int = 0
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.line = Line(
+            self.name, "execution", Counters(), attempts=3, wait_s=0.0, set_aside_s=30.0, clock=lambda: self.clock()
+        )
 
     async def answer(self) -> str:
         self.asked += 1
@@ -32,18 +45,13 @@ async def ask(node: Node) -> str:
     return await node.answer()
 
 
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def endpoints(*nodes: Node, admit: Callable[[Node], Awaitable[None]] | None = None) -> tuple[Endpoints[Node], Clock]:
     async def anyone(_: Node) -> None: ...
 
     clock = Clock()
-    return Endpoints(nodes, admit or anyone, Counters(), set_aside_s=30.0, clock=clock), clock
+    for node in nodes:
+        node.clock = clock
+    return Endpoints(nodes, admit or anyone), clock
 
 
 async def test_the_primary_is_left_for_a_while_and_returned_to() -> None:
@@ -122,18 +130,18 @@ async def test_a_second_opinion_that_accuses_the_first_node_is_raised() -> None:
 
 
 async def test_patience_ends() -> None:
-    node, counters = Node("a", Passing("a", "is busy")), Counters()
+    node = Node("a", Passing("a", "is busy"))
     with pytest.raises(SourceUnavailable, match="a: is busy") as caught:
-        await patiently(node.answer, 3, 0.0, counters)
+        await node.line.ask(node.answer)
     assert type(caught.value) is SourceUnavailable
     assert node.asked == 3
-    assert counters.retries == 2
+    assert node.line.counters.retries == 2
 
 
 async def test_a_lasting_fault_is_not_asked_again() -> None:
     node = Node("a", NodeFault("a", "lies"))
     with pytest.raises(NodeFault):
-        await patiently(node.answer, 3, 0.0, Counters())
+        await node.line.ask(node.answer)
     assert node.asked == 1
 
 
