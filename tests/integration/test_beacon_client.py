@@ -153,7 +153,7 @@ HOSTILE: dict[str, tuple[dict[str, Meddle], Ask, str]] = {
     "too many ids": ({VALIDATORS: refuse(414)}, some, "HTTP status 414"),
     "wrong key": ({SYNCING: refuse(401, f"unknown key {SECRET}")}, some, "is the URL (with its key) right?"),
     "rate limit": ({SYNCING: refuse(429)}, some, "limits the rate of requests"),
-    "rate limit for an hour": ({SYNCING: page(b"", 429, {"retry-after": "3600"})}, some, "for 3600 s"),
+    "rate limit for an hour": ({SYNCING: page(b"", 429, {"retry-after": "3600"})}, some, "for 300 s"),
     "web page": ({VALIDATORS: page(b"<html>Welcome</html>")}, some, "is not JSON (it begins with b'<html>"),
     "web page in a scan": ({VALIDATORS: page(b"<html>Welcome</html>")}, scan, "begins with b'<html>"),
     "empty answer": ({SYNCING: page(b"")}, some, "its sync state is not JSON"),

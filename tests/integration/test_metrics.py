@@ -33,7 +33,7 @@ from vaultevents import metrics
 from vaultevents.api import scraping
 from vaultevents.api.problems import CODES
 from vaultevents.api.server import ServerOptions, bind, serve, url_of
-from vaultevents.chain.endpoints import Counters, Endpoints
+from vaultevents.chain.endpoints import Counters, Endpoints, Line
 from vaultevents.core.errors import NodeFault, SourceUnavailable, WrongNetwork
 from vaultevents.metrics import Stored, StreamFacts
 from vaultevents.store import gauges
@@ -55,6 +55,7 @@ FULL = Stored(
     report_age_s=60.0,
     clock_offset_s=-0.5,
     streams={"logs": StreamFacts(position=90, age_s=4.0, stuck_s=0.0)},
+    nodes={("execution", "closed"): 2, ("beacon", "open"): 1},
 )
 
 Samples = dict[tuple[str, ...], float]
@@ -186,12 +187,13 @@ async def test_the_offset_of_the_clocks_is_told(database: Database) -> None:
 
 
 async def test_what_is_wrong_with_nodes_is_counted_by_its_kind() -> None:
-    node = SimpleNamespace(name="https://node.example#12345678")
+    line = Line("https://node.example#12345678", "execution", Counters(), attempts=1, wait_s=0.0, set_aside_s=1.0)
+    node = SimpleNamespace(name=line.name, line=line)
 
     async def admitted(_: object) -> None:
         return None
 
-    endpoints = Endpoints([node], admitted, Counters(), set_aside_s=1.0)
+    endpoints = Endpoints([node], admitted)
     errors = (NodeFault(node.name, "x"), SourceUnavailable(node.name, "y"), WrongNetwork("z"))
     for error in errors:
 
