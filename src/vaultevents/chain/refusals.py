@@ -1,7 +1,8 @@
 """What a JSON-RPC error means for the next question; providers word it each in their own way.
 
-The forms are those that Alchemy, Ankr, besu, Blast, BlockPI, Chainstack, Cloudflare, Coinbase, dRPC, erigon, geth,
-Infura, LlamaRPC, nethermind, PublicNode, QuickNode, reth and Thirdweb send or have sent for eth_getLogs and batches.
+The forms are those that 1RPC, Alchemy, Ankr, avalanchego, besu, Blast, BlockPI, Chainstack, Cloudflare, Coinbase, dRPC,
+erigon, ethermint, geth, Harmony, HyperRPC, Infura, LlamaRPC, Merkle, moonbeam, morph, nethermind, Optimism, PublicNode,
+QuickNode, reth, Scroll, Sei, Somnia, Tenderly and Thirdweb send or have sent for eth_getLogs and batches.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _RATE = re.compile(
 )
 _BATCH = re.compile(r"\bbatch", re.IGNORECASE)
 _SIZE = re.compile(
-    r"(more than|exceeds?) [\d,.]+k? (results|logs)"
+    r"(more than|exceeds?) [\d,.]+k? (results|logs)|limited to (a )?[\d,.]+k? ?block"
     r"|max(imum)? (results|logs|response)|too many (blocks|logs|results|block)"
     r"|block ?range|blocks? distance|number of requested blocks|\bmax(imum)? range|\branges? (over|too|limit)"
     r"|\brange\b.{0,40}\b(limit|exceed|too|max|allowed|wide|large|big)|\b(limit|exceed|max|too)\w*\b.{0,40}\brange"
@@ -49,7 +50,7 @@ _HEX_RANGE = re.compile(r"\[\s*0x([0-9a-f]{1,16})\s*,\s*0x([0-9a-f]{1,16})\s*\]"
 _DECIMAL_RANGE = re.compile(r"range (\d{1,15})\s?-\s?(\d{1,15})", re.IGNORECASE)
 _COMPARED = re.compile(r"\((\d{1,15}) > (\d{1,15})\)")
 _LIMIT = re.compile(
-    r"(?:limit(?:ed)? (?:of|to)|up to|ranges? over|max(?:imum)?\b|at most|greater than|exceeds?\b|smaller than size"
+    r"(?:limit(?:ed)? (?:of|to)|range limit|up to|ranges? over|max(?:imum)?\b|at most|greater than|exceeds?\b|smaller than size"
     r"|distance)[^\d\[]{0,40}?(\d[\d,.]{0,14})\s?(k\b)?",
     re.IGNORECASE,
 )
