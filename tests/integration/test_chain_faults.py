@@ -339,7 +339,7 @@ async def test_answers_that_are_too_large_together_are_asked_apart(made: World) 
         assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
+@pytest.mark.parametrize("status", [500, 503])
 async def test_a_passing_fault_is_waited_out_at_the_same_node(made: World, status: int) -> None:
     server = Hostile(made, whole=lambda _: None if server.exchanges % 3 == 0 else web.Response(status=status))
     async with reading(server) as nodes:

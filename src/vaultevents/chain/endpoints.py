@@ -304,11 +304,15 @@ class Endpoints(Generic[N]):
 
     def _begin(self, question: Callable[[N], Awaitable[T]], node: N, tried: list[N]) -> asyncio.Task[T]:
         tried.append(node)
-        return asyncio.ensure_future(self._timed(question, node))
+        on_trial = node.line.circuit.begin(node.line.clock())  # now: the task itself begins after others have chosen
+        task = asyncio.ensure_future(self._timed(question, node, on_trial))
+        if on_trial:
+            task.add_done_callback(lambda _: node.line.circuit.end())
+        return task
 
-    async def _timed(self, question: Callable[[N], Awaitable[T]], node: N) -> T:
+    async def _timed(self, question: Callable[[N], Awaitable[T]], node: N, on_trial: bool) -> T:
         begun_at = node.line.clock()
-        answer = await self._put(question, node)
+        answer = await self._judged(question, node, on_trial)
         node.line.lateness.answered(node.line.clock() - begun_at)
         return answer
 
@@ -371,12 +375,22 @@ class Endpoints(Generic[N]):
         return self._next_in_use(tried) or min(left, key=lambda node: node.line.circuit.until, default=None)
 
     async def _put(self, question: Callable[[N], Awaitable[T]], node: N, about: N | None = None) -> T:
+        circuit = node.line.circuit
+        on_trial = circuit.begin(node.line.clock())
+        try:
+            return await self._judged(question, node, on_trial, about)
+        finally:
+            if on_trial:
+                circuit.end()
+
+    async def _judged(
+        self, question: Callable[[N], Awaitable[T]], node: N, on_trial: bool, about: N | None = None
+    ) -> T:
         """The answer of one node; whether there is one decides whether the node stays in use.
 
         An error that names the node `about` which is asked is an answer.
         """
-        circuit, begun_at = node.line.circuit, node.line.clock()
-        on_trial = circuit.begin(begun_at)
+        begun_at = node.line.clock()
         try:
             await self._let_in(node)
             answer = await question(node)
@@ -384,10 +398,7 @@ class Endpoints(Generic[N]):
             if about is None or not _accuses(error, about):
                 self._set_aside(node, error, on_trial=on_trial)
             raise
-        finally:
-            if on_trial:
-                circuit.end()
-        circuit.answered(begun_at, node.line.clock())
+        node.line.circuit.answered(begun_at, node.line.clock())
         return answer
 
     async def _let_in(self, node: N) -> None:

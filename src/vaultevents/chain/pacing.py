@@ -12,6 +12,9 @@ from typing import Final
 LEAST_PER_S: Final = 1.0
 """A node that wants less than this says so with `Retry-After`."""
 MEASURED_S: Final = 1.0
+"""Limits are counted by the second: what was asked within one is measured, and refusals within one are one lesson."""
+UNTOLD_PAUSE_S: Final = 0.5
+"""Nothing is asked for so long after a refusal without `Retry-After`."""
 QUIET_S: Final = 5.0
 STEPS: Final = 20
 """Of a second each: after so much more quiet time a halved rate is whole again."""
@@ -57,8 +60,8 @@ class Pace:
 
     def refused(self, sent_at: float, now: float, retry_after_s: float = 0.0) -> None:
         """A request that was sent at `sent_at` met the node's limit. One burst of refusals is one lesson."""
-        self._held_until = max(self._held_until, now + min(retry_after_s, LONGEST_HOLD_S))
-        if sent_at < self._cut_at:
+        self._held_until = max(self._held_until, now + min(retry_after_s or UNTOLD_PAUSE_S, LONGEST_HOLD_S))
+        if sent_at < self._cut_at + MEASURED_S:
             return
         asked_per_s = sum(now - MEASURED_S < at <= now for at in self._sent) / MEASURED_S
         if self._allowed_per_s is not None:
