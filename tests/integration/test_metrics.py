@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -35,6 +36,7 @@ from vaultevents.api.problems import CODES
 from vaultevents.api.server import ServerOptions, bind, serve, url_of
 from vaultevents.chain.endpoints import Counters, Endpoints, Line
 from vaultevents.core.errors import NodeFault, SourceUnavailable, WrongNetwork
+from vaultevents.core.nodes import CIRCUIT_STATES, UPSTREAMS
 from vaultevents.metrics import Stored, StreamFacts
 from vaultevents.store import gauges
 from vaultevents.store.deliveries import settle
@@ -123,6 +125,16 @@ def test_the_lag_is_told_for_streams_whose_head_is_known(monkeypatch: pytest.Mon
     assert samples(FULL)["vaultevents_stream_lag", "logs"] == 10
     metrics.head("logs", 80)  # another node is behind
     assert samples(FULL)["vaultevents_stream_lag", "logs"] == 0
+
+
+def test_nodes_are_told_by_their_upstream_and_state_and_never_by_name() -> None:
+    metrics.rate_limit("beacon")
+    metrics.hedge("second")
+    told = samples(FULL)
+    nodes = {(key[2], key[1]): value for key, value in told.items() if key[0] == "vaultevents_nodes"}
+    assert nodes == {**dict.fromkeys(product(UPSTREAMS, CIRCUIT_STATES), 0), **FULL.nodes}
+    assert of("vaultevents_node_rate_limits_total", told) == {"execution": 0, "beacon": 1, "ipfs": 0}
+    assert of("vaultevents_node_hedges_total", told) == {"first": 0, "second": 1}
 
 
 async def many_states(database: Database) -> dict[str, int]:

@@ -35,7 +35,7 @@ _log = structlog.get_logger()
 
 MAX_RETRY_AFTER_S = 5.0
 """A node that asks for a longer pause is not waited for, not even when it is alone."""
-LATE_IN_A_ROW = 5
+LATE_IN_A_ROW = 3
 """So many late answers, with none in time between them, are a failure."""
 _SHORTEST_SECRET = 6
 _ANY_URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,15}://\S+", re.IGNORECASE)
@@ -311,9 +311,15 @@ class Endpoints(Generic[N]):
         return task
 
     async def _timed(self, question: Callable[[N], Awaitable[T]], node: N, on_trial: bool) -> T:
-        begun_at = node.line.clock()
-        answer = await self._judged(question, node, on_trial)
-        node.line.lateness.answered(node.line.clock() - begun_at)
+        """Also of a late answer that is given up something is learned: that it takes longer."""
+        line, begun_at = node.line, node.line.clock()
+        try:
+            answer = await self._judged(question, node, on_trial)
+        except asyncio.CancelledError:
+            if line.clock() - begun_at >= line.lateness.late_s:
+                line.lateness.answered(line.clock() - begun_at)
+            raise
+        line.lateness.answered(line.clock() - begun_at)
         return answer
 
     def _note_lateness(self, late: N | None, winner: N) -> None:

@@ -73,7 +73,7 @@ class UpstreamNodes(ABC, Generic[N, Identity, C]):
 
     async def identity(self) -> Identity:
         """The network of the node in use."""
-        return await self._open.ask(self._identify)
+        return await self._open.ask(self._identify, hedge=self._expected is not None)
 
     def expect(self, identity: Identity) -> None:
         """From now on no answer is taken from a node before it has shown this identity."""
