@@ -18,7 +18,7 @@ from vaultevents.chain.endpoints import LATE_IN_A_ROW
 from vaultevents.chain.execution import CHEAP_BLOCKS, ExecutionChain, ExecutionOptions, HeadPolicy
 from vaultevents.core.errors import SourceUnavailable
 from vaultevents.core.logs import TOPICS
-from vaultevents.core.nodes import LogLimit, NodeMemory
+from vaultevents.core.nodes import CircuitState, LogLimit, NodeMemory
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address
@@ -148,6 +148,18 @@ async def test_a_lone_node_that_limits_its_rate_is_asked_more_slowly_and_nothing
             chain.recall(await nodes.recalled(database, "execution"))
             await asyncio.gather(*(chain.header(number) for number in range(1, 16)))
         assert server.refusals == refusals, "the second start knows the rate from its first request on"
+
+
+async def test_who_would_wait_long_for_the_pace_of_one_node_asks_another(made: World) -> None:
+    first, second = Moody(made.chain), ExecutionServer(made.chain)
+    async with started(first, second) as urls, chain_of(urls) as chain:
+        chain.recall([known(chain.nodes[0], requests_per_s=1.0)])
+        begun = time.monotonic()
+        found = await asyncio.gather(*(chain.header(number) for number in range(1, 21)))
+        assert [header.number for header in found] == list(range(1, 21))
+        assert time.monotonic() - begun < 3
+        assert 1 <= first.exchanges <= 3
+        assert second.exchanges >= 17
 
 
 @pytest.mark.parametrize("told", ["seconds", "date", "nothing"])
@@ -288,9 +300,10 @@ async def test_a_second_run_makes_no_refused_call(made: World, database: Databas
             assert chain.counters.ranges_refused == 0
 
 
-def known(name: str, state: str = "closed", **more: object) -> NodeMemory:
-    problem = None if state == "closed" else "cannot be reached"
-    return NodeMemory(name, state, problem, 5.0, None, **more)  # type: ignore[arg-type]
+def known(
+    name: str, state: CircuitState = "closed", logs: LogLimit | None = None, requests_per_s: float | None = None
+) -> NodeMemory:
+    return NodeMemory(name, state, None if state == "closed" else "cannot be reached", 5.0, requests_per_s, logs)
 
 
 async def test_what_is_known_is_shown_and_forgotten_with_its_url(database: Database) -> None:

@@ -35,6 +35,8 @@ _log = structlog.get_logger()
 
 MAX_RETRY_AFTER_S = 5.0
 """A node that asks for a longer pause is not waited for, not even when it is alone."""
+LONGEST_QUEUE_S = 1.0
+"""Who would wait longer for the pace of a node asks another one, where there is one."""
 LATE_IN_A_ROW = 3
 """So many late answers, with none in time between them, are a failure."""
 _SHORTEST_SECRET = 6
@@ -160,9 +162,14 @@ class Line:
                 return
 
     def _check_held(self) -> None:
-        held_s = self.pace.held_s(self.clock())
-        if held_s > (MAX_RETRY_AFTER_S if self.is_alone() else 0.0):
-            raise _Held(self.name, held_s)
+        now = self.clock()
+        held_s = self.pace.held_s(now)
+        if self.is_alone():
+            leaves = held_s > MAX_RETRY_AFTER_S
+        else:
+            leaves = held_s > 0 or self.pace.due(now) - now > LONGEST_QUEUE_S
+        if leaves:
+            raise _Held(self.name, self.pace.due(now) - now)
 
     def _count_retry(self, _: RetryCallState) -> None:
         self.counters.retries += 1

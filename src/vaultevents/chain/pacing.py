@@ -44,12 +44,16 @@ class Pace:
         self._cut(max(LEAST_PER_S, requests_per_s), now)
         self._free_at = now
 
+    def due(self, now: float) -> float:
+        """When a request could be sent that is booked now."""
+        at = max(now, self._held_until)
+        return at if self._allowed_per_s is None else max(at, self._free_at)
+
     def book(self, now: float) -> float:
         """The time at which a request may be sent, now or later; it counts as sent then."""
-        at = max(now, self._held_until)
+        at = self.due(now)
         if self._allowed_per_s is not None:
-            waits = self._free_at > at
-            at = max(at, self._free_at)
+            waits = at > max(now, self._held_until)
             self._free_at = at + 1 / self._allowed_per_s
             if waits:
                 self._grow(now)
