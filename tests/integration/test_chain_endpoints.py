@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import pytest
 
+from vaultevents.chain.circuits import LONGEST_PAUSE_S
 from vaultevents.chain.endpoints import Counters, Endpoints, Line, Passing, node_name, scrub
+from vaultevents.chain.pacing import Lateness
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, WrongNetwork
 
 pytestmark = pytest.mark.integration
@@ -127,6 +131,62 @@ async def test_a_second_opinion_that_accuses_the_first_node_is_raised() -> None:
     with pytest.raises(NodeFault, match="a: left a log out"):
         await pool.ask_another(first, ask)
     assert not pool.is_alone(first)
+
+
+@pytest.mark.parametrize("hedge", [False, True])
+async def test_one_question_tries_a_node_that_was_set_aside_and_gives_its_place_back_when_cancelled(
+    hedge: bool,
+) -> None:
+    first, second = Node("a", SourceUnavailable("a", "is down")), Node("b")
+    pool, clock = endpoints(first, second)
+    assert await pool.ask(ask, hedge=hedge) == "b"
+    clock.now_s += 31
+    going, gone = asyncio.Event(), asyncio.Event()
+
+    async def slow(node: Node) -> str:
+        going.set()
+        await gone.wait()
+        return node.name
+
+    trying = asyncio.create_task(pool.ask(slow, hedge=hedge))
+    await going.wait()
+    assert await pool.ask(ask, hedge=hedge) == "b", "nobody else waits for the node on trial"
+    trying.cancel()
+    await asyncio.gather(trying, return_exceptions=True)
+    first.error = None
+    assert await pool.ask(ask, hedge=hedge) == "a"
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_happens_one_answer_is_given_and_the_primary_is_returned_to(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lateness, "_UNKNOWN_S", 0.002)
+    monkeypatch.setattr(Lateness, "_LEAST_S", 0.002)
+    rng = random.Random(seed)
+    nodes = [Node(name) for name in "abc"]
+    pool, clock = endpoints(*nodes)
+
+    async def wild(node: Node) -> str:
+        match rng.randrange(6):
+            case 0:
+                raise SourceUnavailable(node.name, "is down")
+            case 1:
+                raise NodeFault(node.name, "lies")
+            case 2:
+                await asyncio.sleep(0.005)
+        return await node.answer()
+
+    for _ in range(60):
+        clock.now_s += rng.random() * 40
+        asking = [asyncio.create_task(pool.ask(wild, hedge=rng.random() < 0.7)) for _ in range(5)]
+        await asyncio.sleep(rng.random() * 0.01)
+        asking[rng.randrange(5)].cancel()
+        for answer in await asyncio.gather(*asking, return_exceptions=True):
+            assert answer in ("a", "b", "c") or isinstance(answer, SourceUnavailable | asyncio.CancelledError)
+    clock.now_s += LONGEST_PAUSE_S
+    assert await pool.ask(ask) == "a"
+    assert {node.line.circuit.is_usable(clock.now_s) for node in nodes} == {True}
 
 
 async def test_patience_ends() -> None:
