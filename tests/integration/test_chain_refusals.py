@@ -68,6 +68,9 @@ SIZE_WORDS = [
     (-32000, "More than 50000 logs returned", None),
     (-32000, "context deadline exceeded", None),
     (-32603, "upstream request timeout", None),
+    (-32602, "eth_getLogs is limited to 0 - 10000 blocks range", 10_000),
+    (-32012, "Range too large; max block range 1000", 1_000),
+    (-32701, "maximum block range: 50,000", 50_000),
 ]
 OF_BLOCKS = {
     "range 1000000 exceeds limit of 10000",
@@ -108,7 +111,11 @@ OTHER_WORDS = [
     (15, "Too many request, try again later", Refusal.RATE),
     (-32000, "Application has exceeded its throughput limit", Refusal.RATE),
     (-32000, "You have reached the quota of your plan", Refusal.RATE),
+    (-32016, "over rate limit", Refusal.RATE),
+    (429, "Monthly capacity limit exceeded.", Refusal.RATE),
     (-32000, "pruned history unavailable", Refusal.OTHER),
+    (-32000, "height is not available (requested height: 138913957, base height: 155251499)", Refusal.OTHER),
+    (-32701, "Archive requests require a personal token.", Refusal.OTHER),
     (-32000, "no backend is currently healthy to serve traffic", Refusal.OTHER),
     (-32600, "batch too large", Refusal.BATCH),
     (-32005, "Batch size limit exceeded", Refusal.BATCH),

@@ -50,7 +50,7 @@ _HEX_RANGE = re.compile(r"\[\s*0x([0-9a-f]{1,16})\s*,\s*0x([0-9a-f]{1,16})\s*\]"
 _DECIMAL_RANGE = re.compile(r"range (\d{1,15})\s?-\s?(\d{1,15})", re.IGNORECASE)
 _COMPARED = re.compile(r"\((\d{1,15}) > (\d{1,15})\)")
 _LIMIT = re.compile(
-    r"(?:limit(?:ed)? (?:of|to)|range limit|up to|ranges? over|max(?:imum)?\b|at most|greater than|exceeds?\b"
+    r"(?:limit(?:ed)? (?:of|to)(?: 0 -)?|range limit|up to|ranges? over|max(?:imum)?\b|at most|greater than|exceeds?\b"
     r"|smaller than size|distance)[^\d\[]{0,40}?(\d[\d,.]{0,14})\s?(k\b)?",
     re.IGNORECASE,
 )
