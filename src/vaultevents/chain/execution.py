@@ -9,18 +9,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Literal
 
 import aiohttp
 
 from vaultevents.chain import proofs, wire, withdrawals
-from vaultevents.chain.endpoints import Counters, Endpoints, node_name
-from vaultevents.chain.jsonrpc import Answer, Call, Patience, RpcFailure, RpcNode, new_session
+from vaultevents.chain.endpoints import Counters
+from vaultevents.chain.jsonrpc import Answer, Call, Patience, RpcFailure, RpcNode
 from vaultevents.chain.parts import Terms, header_call, read_block
 from vaultevents.chain.refusals import RangeSize
 from vaultevents.chain.spanlogs import LogRange, read_span
-from vaultevents.core.errors import ConfigError, InputError, SourceUnavailable, WrongNetwork
+from vaultevents.chain.upstream import UpstreamNodes
+from vaultevents.core.errors import ConfigError, InputError, SourceUnavailable
 from vaultevents.core.logs import Header, topics_of
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
@@ -30,6 +30,8 @@ from vaultevents.core.withdrawals import WithdrawalBlock
 __all__ = ["ExecutionChain", "ExecutionOptions", "HeadPolicy", "Identity", "LogRange"]
 
 _OLD_STATE = re.compile(r"missing trie|\bstate|prun|histor|archive|available|\bolder\b|header not found", re.IGNORECASE)
+CHEAP_BLOCKS = 8
+"""A live reading of no more is put to a second node when the first is late."""
 _NEAR_HEAD = re.compile(r"latest-([0-9]{1,6})")
 
 
@@ -63,6 +65,7 @@ class ExecutionOptions:
     first and last block and of blocks with logs.
     `suspicion_share`: of how many suspicious blocks (0 to 1) all logs are asked (C2).
     `lone_rereads`: how often a node without a stand-in is asked blocks on which it contradicts itself.
+    `log_range_start`: how many blocks are asked for at first of a node of which nothing is known; None: the most.
     `batches_at_once`: how many batches of blocks are asked for at the same time.
     """
 
@@ -70,7 +73,7 @@ class ExecutionOptions:
     suspicion_share: float = 1.0
     batch_size: int = 100
     batches_at_once: int = 4
-    log_range_start: int = 10_000
+    log_range_start: int | None = None
     log_range_max: int = 10_000
     connect_timeout_s: float = 5.0
     total_timeout_s: float = 30.0
@@ -82,7 +85,8 @@ class ExecutionOptions:
 
     def __post_init__(self) -> None:
         batches = (self.batch_size, self.batches_at_once)
-        counts = (*batches, self.log_range_start, self.log_range_max, self.attempts, self.lone_rereads)
+        start = self.log_range_max if self.log_range_start is None else self.log_range_start
+        counts = (*batches, start, self.log_range_max, self.attempts, self.lone_rereads)
         if min(counts) < 1 or self.answer_limit_bytes < 1:
             raise ConfigError("sizes, limits and attempts of the execution layer must be at least 1")
         if min(self.connect_timeout_s, self.total_timeout_s) <= 0 or min(self.retry_wait_s, self.set_aside_s) < 0:
@@ -97,8 +101,6 @@ class ExecutionOptions:
             self.total_timeout_s,
             self.answer_limit_bytes,
             self.batch_size,
-            self.attempts,
-            self.retry_wait_s,
         )
 
 
@@ -120,7 +122,7 @@ class Reverted:
     data: bytes
 
 
-class ExecutionChain:
+class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
     """Async context manager over the nodes of one network, the first URL preferred.
 
     Every method raises `SourceUnavailable` when no node can answer (or its children `NodeFault`, `RangeTooLarge`),
@@ -128,73 +130,26 @@ class ExecutionChain:
     """
 
     def __init__(self, urls: Sequence[str], *, head: HeadPolicy, options: ExecutionOptions | None = None) -> None:
-        self.counters = Counters()
-        self.nodes = tuple(node_name(url) for url in urls)
-        self._urls = tuple(urls)
         self._head = head
         self._options = options or ExecutionOptions()
-        self._expected: Identity | None = None
-        self._session: aiohttp.ClientSession | None = None
-        self._endpoints: Endpoints[RpcNode] | None = None
-        if len(set(self.nodes)) < len(self.nodes):
-            raise InputError("the same node URL is configured twice: a second opinion needs another node")
-        if not urls:
-            raise InputError("no execution node is configured: name the URL of at least one")
+        super().__init__("execution", urls, self._options.patience, Counters())
 
-    async def __aenter__(self) -> ExecutionChain:
+    def _node(self, url: str, session: aiohttp.ClientSession) -> RpcNode:
         options = self._options
-        self._session = new_session(options.patience)
-        nodes = [
-            RpcNode(
-                url,
-                self._session,
-                options.patience,
-                RangeSize(options.log_range_start, options.log_range_max),
-                self.counters,
-            )
-            for url in self._urls
-        ]
-        self._endpoints = Endpoints(nodes, self._admit, self.counters, set_aside_s=options.set_aside_s)
-        return self
+        line = self._line(url, attempts=options.attempts, wait_s=options.retry_wait_s, set_aside_s=options.set_aside_s)
+        line.log_range = RangeSize(options.log_range_start or options.log_range_max, options.log_range_max)
+        return RpcNode(url, session, options.patience, line.log_range, line)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._session is not None:
-            await self._session.close()
-
-    @property
-    def _open(self) -> Endpoints[RpcNode]:
-        if self._endpoints is None:
-            raise RuntimeError("use 'async with ExecutionChain(...)'")
-        return self._endpoints
-
-    async def identity(self) -> Identity:
-        """Chain id and hash of block 0 of the node in use."""
-        return await self._open.ask(_identity)
-
-    def expect(self, identity: Identity) -> None:
-        """From now on no answer is taken from a node before it has shown this identity."""
-        self._expected = identity
-        self._open.forget_admissions()
-
-    async def _admit(self, node: RpcNode) -> None:
-        if self._expected is None:
-            return
-        shown = await _identity(node)
-        if shown != self._expected:
-            raise WrongNetwork(
-                f"{node.name} belongs to another network ({shown}) than this database ({self._expected}): "
-                "correct its URL, or use the database of that network"
-            )
+    async def _identify(self, node: RpcNode) -> Identity:
+        return await _identity(node)
 
     async def head(self) -> Header:
         """The header of the block up to which may be read. Never falls back to a less final one (C1)."""
-        return await self._open.ask(self._head_at)
+        return await self._open.ask(self._head_at, hedge=True)
 
     async def final_head(self) -> Header:
         """The header of the finalized block, whatever the policy: validators and withdrawals are read final (C1)."""
-        return await self._open.ask(partial(self._head_at, policy=HeadPolicy()))
+        return await self._open.ask(partial(self._head_at, policy=HeadPolicy()), hedge=True)
 
     async def _head_at(self, node: RpcNode, policy: HeadPolicy | None = None) -> Header:
         policy = policy or self._head
@@ -213,7 +168,7 @@ class ExecutionChain:
 
     async def header(self, number: int) -> Header:
         """The header at a height; `SourceUnavailable` when no node has it."""
-        return await self._open.ask(partial(_header, number=number))
+        return await self._open.ask(partial(_header, number=number), hedge=True)
 
     async def read_logs(self, span: Span, watched: Watched, anchor: Hash32 | None, *, every: bool = True) -> LogRange:
         """All logs of the watched topics in `span`, from any emitter, proven as C2 says and all from one node.
@@ -241,7 +196,7 @@ class ExecutionChain:
         async def read(node: RpcNode) -> LogRange:
             return await read_span(node, self._open, span, anchor, terms)
 
-        return await self._open.ask(read)
+        return await self._open.ask(read, hedge=every and len(span) <= CHEAP_BLOCKS)
 
     async def read_withdrawals(
         self, span: Span, anchor: Hash32 | None, last_index: int | None

@@ -162,6 +162,25 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         ],
         "no stream has been read yet: start 'vaultevents run'",
     )
+    if facts.nodes:
+        put_table(
+            ("node", "of", "circuit", "since", "blocks at once", "requests/s"),
+            [
+                (
+                    n.name,
+                    n.upstream,
+                    n.state,
+                    n.since.isoformat(timespec="seconds"),
+                    n.log_range,
+                    None if n.requests_per_s is None else f"{n.requests_per_s:.1f}",
+                )
+                for n in facts.nodes
+            ],
+            "",
+        )
+    for n in facts.nodes:
+        if n.problem is not None:
+            say(f"node        {n.name} since {n.since.isoformat(timespec='seconds')}: {n.problem}")
     for c in facts.cursors:
         if c.problem is not None:
             since = "" if c.problem_since is None else f" since {c.problem_since.isoformat(timespec='seconds')}"

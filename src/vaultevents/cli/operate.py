@@ -33,6 +33,7 @@ from vaultevents.core.spans import Span
 from vaultevents.daemon import ROLES, Role, serve
 from vaultevents.opening import (
     Sources,
+    keeping_limits,
     open_sources,
     open_store,
     service_clock,
@@ -241,7 +242,10 @@ async def _replay(settings: Settings, wanted: Range, *, deliver: bool) -> Totals
     totals = Totals()
     async with open_store(settings) as store:
         clock = await service_clock(store.database)
-        async with open_sources(settings, store.database, clock) as sources:
+        async with (
+            open_sources(settings, store.database, clock) as sources,
+            keeping_limits(store.database, sources.pools),
+        ):
             spans = [(stream, await _span(stream, sources, wanted)) for stream in sources.streams]
             with SpanProgress() as progress:
 

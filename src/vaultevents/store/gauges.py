@@ -25,8 +25,10 @@ async def read(database: Database, counted: int = COUNTED) -> Stored:
         found = {row["kind"]: (row["seen"], row["estimate"]) for row in await connection.fetch(_SEEN, counted)}
         row = await connection.fetchrow(_GAUGES)
         cursors = await connection.fetch(_CURSORS)
+        circuits = await connection.fetch(_NODES)
     streams = {one["stream"]: StreamFacts(one["position"], one["age_s"], one["stuck_s"]) for one in cursors}
-    return Stored(deliveries=_by_state(found, counted), clock_offset_s=offset_s, streams=streams, **row)
+    nodes = {(one["upstream"], one["state"]): one["nodes"] for one in circuits}
+    return Stored(deliveries=_by_state(found, counted), clock_offset_s=offset_s, streams=streams, nodes=nodes, **row)
 
 
 def _by_state(found: Mapping[str, tuple[int, float]], counted: int) -> dict[str, int]:
@@ -90,3 +92,5 @@ select stream, position, extract(epoch from db_now() - updated_at)::float8 as ag
     coalesce(extract(epoch from db_now() - problem_since), 0)::float8 as stuck_s
 from cursors where kind = 'live' order by stream
 """
+
+_NODES = "select upstream, state, count(*) as nodes from nodes group by upstream, state"

@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+from vaultevents.store import nodes
 from vaultevents.store.deliveries import counts
+from vaultevents.store.nodes import NodeFacts
 from vaultevents.store.pool import Database
 
 
@@ -37,6 +39,7 @@ class Overview:
     notices_waiting: int
     discovery_problem: str | None
     cursors: tuple[CursorFacts, ...]
+    nodes: tuple[NodeFacts, ...]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,4 +65,10 @@ async def read(database: Database) -> Overview:
             "select stream, kind, first, position, stop, updated_at, problem, problem_since from cursors"
             " where stop is null or position < stop order by stream, kind desc, id"
         )
-    return Overview(**row, deliveries=deliveries, cursors=tuple(CursorFacts(**cursor) for cursor in cursors))
+        known = await nodes.facts(connection)
+    return Overview(
+        **row,
+        deliveries=deliveries,
+        cursors=tuple(CursorFacts(**cursor) for cursor in cursors),
+        nodes=tuple(known),
+    )
