@@ -299,6 +299,7 @@ async def open_chain(
     options = ExecutionOptions(
         headers=settings.execution.headers,
         suspicion_share=settings.execution.suspicion_share,
+        agreement=settings.execution.agreement,
         batch_size=settings.execution.batch_size,
         log_range_max=settings.execution.max_range_blocks,
         total_timeout_s=settings.execution.timeout_s,

@@ -341,6 +341,45 @@ class Endpoints(Generic[N]):
                 late.line.late_in_a_row = 0
                 self._set_aside(late, TooSlow(late.name, f"was late {LATE_IN_A_ROW} times in a row"), on_trial=True)
 
+    async def ask_agreeing(self, question: Callable[[N], Awaitable[T]], facts: Callable[[T], object], enough: int) -> T:
+        """The first answer on whose `facts` as many as `enough` nodes agree; those that say otherwise are at fault.
+
+        Raises `SourceUnavailable` when no answer has so many.
+        """
+        answers: list[tuple[N, T]] = []
+        errors: list[BaseException] = []
+        tried: list[N] = []
+        best = 0
+        while asked := self._some(tried, enough - best):
+            tried += asked
+            found = await asyncio.gather(*(self._put(question, node) for node in asked), return_exceptions=True)
+            for node, answer in zip(asked, found, strict=True):
+                if not isinstance(answer, BaseException):
+                    answers.append((node, answer))
+                elif isinstance(answer, SourceUnavailable | WrongNetwork):
+                    errors.append(answer)
+                else:
+                    raise answer
+            for _, answer in answers:
+                agreeing = [node for node, other in answers if facts(other) == facts(answer)]
+                best = max(best, len(agreeing))
+                if len(agreeing) >= enough:
+                    for node in {node for node, _ in answers if node not in agreeing}:
+                        problem = f"says otherwise than {enough} nodes that agree"
+                        self._set_aside(node, NodeFault(node.name, problem), on_trial=False)
+                    return answer
+        told = "".join(f"; {error}" for error in errors)
+        raise SourceUnavailable(
+            f"all {len(self.nodes)} nodes",
+            f"at most {best} of them agree, and {enough} have to: wait until they do, or see which one is wrong{told}",
+        )
+
+    def _some(self, tried: Sequence[N], most: int) -> list[N]:
+        found: list[N] = []
+        while len(found) < most and (node := self._next([*tried, *found])) is not None:
+            found.append(node)
+        return found
+
     def is_alone(self, node: N) -> bool:
         """Whether no other node is in use beside this one."""
         return not self._others(node)

@@ -64,6 +64,7 @@ class ExecutionOptions:
     `headers`: `every` reads and links each header in any case; with `edges` a reading may do with those of each range's
     first and last block and of blocks with logs.
     `suspicion_share`: of how many suspicious blocks (0 to 1) all logs are asked (C2).
+    `agreement`: how many nodes have to give the same logs; with 1 each node is held against itself and the chain alone.
     `lone_rereads`: how often a node without a stand-in is asked blocks on which it contradicts itself.
     `log_range_start`: how many blocks are asked for at first of a node of which nothing is known; None: the most.
     `batches_at_once`: how many batches of blocks are asked for at the same time.
@@ -71,6 +72,7 @@ class ExecutionOptions:
 
     headers: Literal["every", "edges"] = "edges"
     suspicion_share: float = 1.0
+    agreement: int = 1
     batch_size: int = 100
     batches_at_once: int = 4
     log_range_start: int | None = None
@@ -84,7 +86,7 @@ class ExecutionOptions:
     lone_rereads: int = 6
 
     def __post_init__(self) -> None:
-        batches = (self.batch_size, self.batches_at_once)
+        batches = (self.batch_size, self.batches_at_once, self.agreement)
         start = self.log_range_max if self.log_range_start is None else self.log_range_start
         counts = (*batches, start, self.log_range_max, self.attempts, self.lone_rereads)
         if min(counts) < 1 or self.answer_limit_bytes < 1:
@@ -133,6 +135,11 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         self._head = head
         self._options = options or ExecutionOptions()
         super().__init__("execution", urls, self._options.patience, Counters())
+        if self._options.agreement > len(urls):
+            raise ConfigError(
+                f"{self._options.agreement} nodes are to agree (execution.agreement), and {len(urls)} are configured: "
+                "name more in execution.urls"
+            )
 
     def _node(self, url: str, session: aiohttp.ClientSession) -> RpcNode:
         options = self._options
@@ -196,6 +203,8 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         async def read(node: RpcNode) -> LogRange:
             return await read_span(node, self._open, span, anchor, terms)
 
+        if options.agreement > 1:
+            return await self._open.ask_agreeing(read, LogRange.facts, options.agreement)
         return await self._open.ask(read, hedge=every and len(span) <= CHEAP_BLOCKS)
 
     async def read_withdrawals(

@@ -7,7 +7,7 @@ range ─▶ logs + the header of the range's last block, in one batch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -36,6 +36,11 @@ class LogRange:
     times_s: dict[int, int]
     last: Header
     parent: str | None
+
+    def facts(self) -> tuple[object, ...]:
+        """What is the same at every node that tells the truth."""
+        told = [replace(log, timestamp_s=None) for log in self.logs]  # a field that not every client adds
+        return self.last.hash, told, self.times_s
 
 
 async def read_span(

@@ -94,7 +94,7 @@ def _authority(settings: Settings) -> Finding:
 
 
 async def _node(settings: Settings, url: SecretStr | None, database: Database) -> Finding:
-    alone = settings.execution.model_copy(update={"urls": () if url is None else (url,)})
+    alone = settings.execution.model_copy(update={"urls": () if url is None else (url,), "agreement": 1})
     what = "node"
     try:
         if url is not None:
