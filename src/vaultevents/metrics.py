@@ -58,7 +58,13 @@ NODE_FAILURES: Final = Counted(
     "kind",
     ("node_unavailable", "node_fault", "node_of_wrong_network"),
 )
-COUNTERS: Final = (ATTEMPTS, RESENDS, NOTICES, REFUSALS, NODE_FAILURES)
+REWINDS: Final = Counted(
+    "vaultevents_rewinds",
+    "Reorganisations that took a stream back; only where this process watches.",
+    "stream",
+    ("logs",),
+)
+COUNTERS: Final = (ATTEMPTS, RESENDS, NOTICES, REFUSALS, NODE_FAILURES, REWINDS)
 REQUESTS: Final = "vaultevents_api_requests"
 DURATIONS: Final = "vaultevents_attempt_duration_seconds"
 BUCKETS_MS: Final = (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 20_000)
@@ -85,6 +91,7 @@ class Stored:
     oldest_due_s: float
     notices_waiting: int
     reports_pending: int
+    events_orphaned: int
     report_age_s: float | None
     clock_offset_s: float
     streams: Mapping[str, StreamFacts]
@@ -153,6 +160,11 @@ def refusal(code: str) -> None:
 def node_failure(kind: str) -> None:
     """Counts what was wrong with a node."""
     _counts[NODE_FAILURES.name, kind] += 1
+
+
+def rewound(stream: str) -> None:
+    """Counts that a stream went back to a common ancestor."""
+    _counts[REWINDS.name, stream] += 1
 
 
 def taken() -> list[tuple[Key, int]]:
@@ -231,6 +243,7 @@ def _stored(stored: Stored) -> Iterator[Metric]:
     yield _gauge(
         "vaultevents_reports_pending", "Oracle reports whose files are not verified yet.", stored.reports_pending
     )
+    yield _gauge("vaultevents_events_orphaned", "Events whose block is no longer on the chain.", stored.events_orphaned)
     if stored.report_age_s is not None:
         yield _gauge("vaultevents_report_age_seconds", "Age of the newest oracle report.", stored.report_age_s)
     yield _gauge(
