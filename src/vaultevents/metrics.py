@@ -72,7 +72,13 @@ HEDGES: Final = Counted(
     "winner",
     ("first", "second"),
 )
-COUNTERS: Final = (ATTEMPTS, RESENDS, NOTICES, REFUSALS, NODE_FAILURES, RATE_LIMITS, HEDGES)
+REWINDS: Final = Counted(
+    "vaultevents_rewinds",
+    "Reorganisations that took a stream back; only where this process watches.",
+    "stream",
+    ("logs",),
+)
+COUNTERS: Final = (ATTEMPTS, RESENDS, NOTICES, REFUSALS, NODE_FAILURES, RATE_LIMITS, HEDGES, REWINDS)
 REQUESTS: Final = "vaultevents_api_requests"
 DURATIONS: Final = "vaultevents_attempt_duration_seconds"
 BUCKETS_MS: Final = (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 20_000)
@@ -99,6 +105,7 @@ class Stored:
     oldest_due_s: float
     notices_waiting: int
     reports_pending: int
+    events_orphaned: int
     report_age_s: float | None
     clock_offset_s: float
     streams: Mapping[str, StreamFacts]
@@ -180,6 +187,11 @@ def hedge(winner: Literal["first", "second"]) -> None:
     _counts[HEDGES.name, winner] += 1
 
 
+def rewound(stream: str) -> None:
+    """Counts that a stream went back to a common ancestor."""
+    _counts[REWINDS.name, stream] += 1
+
+
 def taken() -> list[tuple[Key, int]]:
     """What was counted since the last call, for another process to tell (`add`); here it is forgotten."""
     counts = list(_counts.items())
@@ -256,6 +268,7 @@ def _stored(stored: Stored) -> Iterator[Metric]:
     yield _gauge(
         "vaultevents_reports_pending", "Oracle reports whose files are not verified yet.", stored.reports_pending
     )
+    yield _gauge("vaultevents_events_orphaned", "Events whose block is no longer on the chain.", stored.events_orphaned)
     if stored.report_age_s is not None:
         yield _gauge("vaultevents_report_age_seconds", "Age of the newest oracle report.", stored.report_age_s)
     nodes = GaugeMetricFamily(

@@ -225,7 +225,13 @@ async def test_run_delivers_and_replay_finds_the_same(here: Place, server: Serve
     events = here.world.expected()
     assert await stored(server, here) == events
     assert delivered(hook).keys() == wanted(here.world, "acme")
-    assert ended.json == {"derived": len(events), "identical": 0, "inserted": len(events), "different": 0}
+    assert ended.json == {
+        "derived": len(events),
+        "identical": 0,
+        "inserted": len(events),
+        "different": 0,
+        "near_head": 0,
+    }
     assert {"started", "stopping", "dispatch_drained", "attempts_settled"} <= {line["event"] for line in ended.logs}
 
     after = await here.status()
@@ -234,7 +240,7 @@ async def test_run_delivers_and_replay_finds_the_same(here: Place, server: Serve
     assert after["events"] == len(events)
 
     whole = ("--from-block", "0", "--to-block", str(after["head"]), "--json")
-    same = {"derived": len(events), "identical": len(events), "inserted": 0, "different": 0}
+    same = {"derived": len(events), "identical": len(events), "inserted": 0, "different": 0, "near_head": 0}
     assert (await here.run("replay", *whole)).ok().json == same
     await restore(here, server, whole, hook)
     await alter(here, server, whole)
@@ -267,7 +273,7 @@ async def restore(here: Place, server: ServerAddress, whole: tuple[str, ...], ho
     async with asking(server, here.schema) as connection:
         await connection.execute("truncate attempts, deliveries, events")
     back = (await here.run("replay", *whole, "--no-deliver")).ok().json
-    assert back == {"derived": len(events), "identical": 0, "inserted": len(events), "different": 0}
+    assert back == {"derived": len(events), "identical": 0, "inserted": len(events), "different": 0, "near_head": 0}
     assert await stored(server, here) == events
     assert (await here.status())["deliveries"] == {}
     async with asking(server, here.schema) as connection:

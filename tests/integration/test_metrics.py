@@ -54,6 +54,7 @@ FULL = Stored(
     oldest_due_s=1.0,
     notices_waiting=1,
     reports_pending=1,
+    events_orphaned=2,
     report_age_s=60.0,
     clock_offset_s=-0.5,
     streams={"logs": StreamFacts(position=90, age_s=4.0, stuck_s=0.0)},
@@ -151,7 +152,7 @@ async def many_states(database: Database) -> dict[str, int]:
     found_states = await states(database)
     assert found_states == {"delivered": 25, "exhausted": 6, "scheduled": 21, "parked": 12, "cancelled": 12}
     assert kept.webhook.active
-    return found_states
+    return {**found_states, "withdrawn": 0}
 
 
 async def test_few_deliveries_are_counted(any_database: Database) -> None:

@@ -177,6 +177,41 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         """The header at a height; `SourceUnavailable` when no node has it."""
         return await self._open.ask(partial(_header, number=number), hedge=True)
 
+    @property
+    def reads_near_head(self) -> bool:
+        """Whether blocks are read that a reorganisation may still replace (C1)."""
+        return self._head.tag != "finalized"
+
+    async def headers(self, numbers: Sequence[int]) -> dict[int, Header]:
+        """The headers at these heights, all from one node; those that it does not have are left out."""
+
+        async def read(node: RpcNode) -> dict[int, Header]:
+            answers = await node.ask([header_call(number) for number in numbers])
+            found: dict[int, Header] = {}
+            for number, answer in zip(numbers, answers, strict=True):
+                if isinstance(answer, RpcFailure):
+                    raise SourceUnavailable(node.name, f"cannot give block {number}: {answer}")
+                block = wire.block(node.name, answer, number=number)
+                if block is not None:
+                    found[number] = block.header
+            return found
+
+        return await self._open.ask(read)
+
+    async def linked_headers(self, span: Span, anchor: Hash32 | None) -> dict[int, Header]:
+        """Every header of `span`, all from one node and linked; the first one to `anchor` where it is given."""
+
+        async def read(node: RpcNode) -> dict[int, Header]:
+            numbers = range(span.first, span.last + 1)
+            answers = await node.ask([header_call(number) for number in numbers])
+            found = [read_block(node, *one).header for one in zip(numbers, answers, strict=True)]
+            if anchor is not None:
+                proofs.check_parent(node.name, found[0], anchor)
+            proofs.check_headers(node.name, found)
+            return {header.number: header for header in found}
+
+        return await self._open.ask(read)
+
     async def read_logs(self, span: Span, watched: Watched, anchor: Hash32 | None, *, every: bool = True) -> LogRange:
         """All logs of the watched topics in `span`, from any emitter, proven as C2 says and all from one node.
 
@@ -186,7 +221,8 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         """
         if not watched:
             last = await self.header(span.last)
-            return LogRange([], {}, last, hex_text(last.parent_hash) if len(span) == 1 else None)
+            parent = hex_text(last.parent_hash) if len(span) == 1 else None
+            return LogRange([], {}, last, parent, {span.last: last})
         options = self._options
         terms = Terms(
             watched,

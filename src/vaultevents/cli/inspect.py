@@ -187,6 +187,13 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             say(f"stalled     {c.stream} ({c.kind}){since}: {c.problem}")
     if facts.discovery_problem is not None:
         say(f"stalled     validators, withdrawals (not begun yet): {facts.discovery_problem}")
+    if facts.rewound_at is not None:
+        at = facts.rewound_at.isoformat(timespec="seconds")
+        say(f"rewinds     {facts.rewinds}, the last one at {at}; {facts.orphaned_events} events are orphaned now")
+    for orphan in facts.orphaned:
+        sent = f"delivered to {orphan.delivered} webhooks"
+        since = orphan.orphaned_at.isoformat(timespec="seconds")
+        say(f"orphaned    {orphan.event_id} ({orphan.account_id}) since {since}, {sent}")
     for setting, never in switched_off(settings).items():
         say(f"off         {', '.join(never)}: {setting} is empty")
     if facts.pending_reports:

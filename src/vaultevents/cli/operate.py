@@ -168,6 +168,7 @@ class Totals:
     inserted: int = 0
     identical: int = 0
     different: tuple[str, ...] = ()
+    near_head: int = 0
 
     def count(self, step: Advanced) -> None:
         self.add(step.committed)
@@ -176,11 +177,17 @@ class Totals:
         self.inserted += committed.inserted
         self.identical += committed.identical
         self.different += committed.different
+        self.near_head += committed.near_head
 
     def as_dict(self) -> dict[str, int]:
         different = len(self.different)
-        derived = self.inserted + self.identical + different
-        return {"derived": derived, "identical": self.identical, "inserted": self.inserted, "different": different}
+        counts = {
+            "identical": self.identical,
+            "inserted": self.inserted,
+            "different": different,
+            "near_head": self.near_head,
+        }
+        return {"derived": sum(counts.values()), **counts}
 
 
 def replay(
@@ -199,7 +206,8 @@ def replay(
     """Restore and compare the events of a range of blocks or of epochs.
 
     They are derived again from the chain: those that are missing are stored and delivered, those that are stored are
-    compared. One that differs is named and left as it is; then the exit code is 1. May run beside the daemon.
+    compared. One that differs is named and left as it is; then the exit code is 1. One that differs since it was first
+    seen near the head is only counted (near_head). May run beside the daemon.
     """
     settings = settings_of(config)
     wanted = _range(from_block, to_block, from_epoch, to_epoch)
