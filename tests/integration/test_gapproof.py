@@ -130,6 +130,22 @@ async def test_one_deleted_one_forged_and_one_invented_row_are_found_by_their_id
     assert found.reports.counts == {"missing": 1, "extra": 0, "different": 1, "near_head": 0}
 
 
+async def test_rows_that_were_first_seen_near_the_head_are_counted_apart(database: Database, made: World) -> None:
+    await register(database, made)
+    await read_all(database, made)
+    kept, orphaned = sorted(event_id for _, event_id in contract_events(made))[:2]
+    async with database.transaction() as connection:
+        await connection.execute(
+            "update events set near_head = true, created_at_ms = created_at_ms + 12000 where id = $1", kept
+        )
+        await connection.execute(
+            "update events set near_head = true, orphaned_at = db_now(), id = id || 'X' where id = $1", orphaned
+        )
+    found = await proof(database, made)
+    assert (sorted(found.events.shown["near_head"]), found.events.counts["different"]) == ([kept, f"{orphaned}X"], 0)
+    assert (found.events.counts["extra"], found.events.shown["missing"]) == (0, [orphaned])
+
+
 async def test_the_digest_of_the_facts_is_the_same_whoever_is_registered(
     database: Database, any_database: Database, made: World
 ) -> None:
