@@ -34,6 +34,7 @@ from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
 from vaultevents.opening import (
+    AUDIT_OFF,
     Store,
     check_authority,
     head_policy,
@@ -111,6 +112,8 @@ async def serve(
         if watching is not None:
             for setting, never in switched_off(settings).items():
                 log.warning("source_off", setting=setting, never_sent=never)
+            if not settings.execution.audit_blocks_per_s:
+                log.warning("audit_off", advice=AUDIT_OFF)
         collect_less()
         log.info("started", network=settings.network, roles=sorted(only))
         await stop.wait()
@@ -137,7 +140,8 @@ async def _watch(settings: Settings, store: Store, clock: ServiceClock, on_advan
         async with asyncio.TaskGroup() as group:
             group.create_task(keep_nodes(store.database, opened.pools))
             for stream in opened.streams:
-                group.create_task(follow(stream, outbox, on_advance))
+                per_s = settings.execution.audit_blocks_per_s
+                group.create_task(follow(stream, outbox, on_advance, audit_per_s=per_s))
             if opened.discovery is not None:
                 group.create_task(opened.discovery.run())
             if opened.resolver is not None:
