@@ -99,7 +99,7 @@ async def playground(
     path.write_text(
         f'network = "devnet"\nchain_id = {world.chain.chain_id}\ndata_dir = "{directory}"\n'
         f'[execution]\nurls = ["{await node.start()}"]\npoll_interval_s = 0.05\nspan_blocks = 10\nhead = "{head}"\n'
-        "audit_blocks_per_s = 0\n"  # it would restore what a wrong order loses
+        "max_range_blocks = 10\naudit_blocks_per_s = 0\n"  # it would restore what a wrong order loses
         f'[delivery]\nallow = ["127.0.0.0/8:*"]\nca_file = "{receivers.ca_path}"\nschedule = "1s, 1s, 1s, 2s, 2s, 5s"\n'
         "timeout_s = 2.0\nlease_s = 3.0\npoll_interval_s = 0.2\n[api]\nport = 0\n"
     )
@@ -238,6 +238,44 @@ async def test_kills_lose_nothing_double_nothing_and_change_no_byte(tmp_path: Pa
     for url, received in ending.received.items():
         account = url.rsplit("/", 1)[1]
         assert received.keys() == {event_id for account_id, event_id in ending.stored if account_id == account}
+
+
+async def test_kills_in_the_middle_of_a_backfill_leave_what_an_undisturbed_one_does(tmp_path: Path) -> None:
+    world = World(33, events_per_block=2)
+    world.history(1000, 2000)
+    rng, log = random.Random(9), tmp_path / "daemon.log"
+    async with playground(tmp_path, world) as (settings, path, hooks):
+        for _ in range(6):
+            began_at = log.stat().st_size if log.exists() else 0
+            daemon = await start(DAEMON, path)
+            await said(log, b'"backfill_started"', began_at, patience_s=5)
+            await asyncio.sleep(rng.uniform(0.02, 0.15))
+            daemon.kill()
+            assert await daemon.wait() == -9
+            if b'"backfill_done"' in log.read_bytes():
+                break
+        daemon = await start(DAEMON, path)
+        await quiet(world, hooks)
+        daemon.terminate()
+        assert await daemon.wait() == 0
+        again = await replayed(path, world.chain.finalized_number or 0)
+        async with open_store(settings) as store:
+            await assert_ledger(store.database)
+            assert await rows(store.database) == world.expected()
+    assert len(set(went_on_at(log))) > 2, "no life ended in the middle"
+    assert (again["inserted"], again["different"]) == (0, 0)
+    assert again["derived"] == len(world.expected())
+    for hook in hooks:
+        assert delivered(hook).keys() == wanted(world, hook)
+
+
+def went_on_at(log: Path) -> list[int]:
+    """Where the backfill of the logs began, and went on."""
+    return [
+        json.loads(line)["first"]
+        for line in log.read_bytes().splitlines()
+        if b'"backfill_started"' in line and b'"logs"' in line
+    ]
 
 
 async def test_kills_and_reorganisations_leave_what_the_chain_says_and_one_body_for_each_id(tmp_path: Path) -> None:
