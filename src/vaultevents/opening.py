@@ -20,6 +20,7 @@ import structlog
 from vaultevents.chain.beacon import BeaconChain, BeaconIdentity, BeaconOptions
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity, Reverted
 from vaultevents.chain.ipfs import IpfsClient
+from vaultevents.chain.newheads import NewHeads
 from vaultevents.config import NEW_KEY_VARIABLE, Settings
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import ConfigError, DatabaseUnavailable, DatabaseUnusable, InputError, WrongNetwork
@@ -368,6 +369,11 @@ async def open_sources(settings: Settings, database: Database, clock: ServiceClo
             discovery = Discovery(beacon, chain, database, time, beacon_poll_s)
             streams += staking_streams(chain, beacon, database, discovery, time, clock.now_s, poll_s=beacon_poll_s)
         yield Sources(chain, tuple(streams), discovery, time, resolver)
+
+
+def socket_heads(settings: Settings) -> list[NewHeads]:
+    """The nodes that announce new heads, as a hint to look sooner."""
+    return [NewHeads(url.get_secret_value()) for url in settings.execution.websocket_urls]
 
 
 def switched_off(settings: Settings) -> dict[str, tuple[str, ...]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -24,6 +24,7 @@ _log = structlog.get_logger()
 
 MAX_RETRY_AFTER_S = 5.0
 """A node that asks for a longer pause is not waited for: another one is asked."""
+_RECONNECT_S = (0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
 _SHORTEST_SECRET = 6
 _ANY_URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,15}://\S+", re.IGNORECASE)
 
@@ -67,15 +68,16 @@ T = TypeVar("T")
 N = TypeVar("N", bound=Named)
 
 
-def node_name(url: str) -> str:
+def node_name(url: str, schemes: tuple[str, str] = ("http", "https")) -> str:
     """`scheme://host#12345678`: the host and a short hash of the whole URL, which tells two keys apart.
 
-    Raises `InputError` for what is not an http(s) URL.
+    Raises `InputError` for what is not a URL of one of the `schemes`.
     """
     digest = hashlib.sha256(url.encode()).hexdigest()[:8]
     parts = _split(url)
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InputError(f"the node URL #{digest} is not usable: write http://host:port/path or https://host/path")
+    if parts is None or parts.scheme not in schemes or not parts.hostname:
+        plain, tls = schemes
+        raise InputError(f"the node URL #{digest} is not usable: write {plain}://host:port/path or {tls}://host/path")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}#{digest}"
 
@@ -129,6 +131,13 @@ async def patiently(ask: Callable[[], Awaitable[T]], attempts: int, wait_s: floa
     except Passing as error:
         lasting = SourceUnavailable(error.node, error.problem)
     raise lasting
+
+
+def reconnect_pauses() -> Iterator[float]:
+    """How long to wait before a connection that ended is made anew, after the first end, the second and so on."""
+    yield from _RECONNECT_S
+    while True:
+        yield _RECONNECT_S[-1]
 
 
 class Endpoints(Generic[N]):

@@ -20,6 +20,7 @@ from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.store.pool import Connection, Database
 from vaultevents.store.validators import earliest_epoch
 from vaultevents.watch.discovery import Discovery
+from vaultevents.watch.hint import Hint
 from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.reports import ReportsSource
 from vaultevents.watch.source import Source
@@ -88,12 +89,13 @@ def staking_streams(
     ]
 
 
-async def follow(stream: Stream, outbox: Outbox, on_advance: Callable[[Advanced], None]) -> None:
-    """Reads a stream live, and its backfills beside it; never ends."""
+async def follow(stream: Stream, outbox: Outbox, on_advance: Callable[[Advanced], None], hint: Hint) -> None:
+    """Reads a stream live, as soon as `hint` says that there may be something new, and its backfills; never ends."""
     cursor = await _begin(stream, outbox)
     source, poll_s = stream.source, stream.poll_s
     async with asyncio.TaskGroup() as group:
-        group.create_task(run(source, outbox, cursor, step=stream.step, poll_s=poll_s, on_advance=on_advance))
+        live = run(source, outbox, cursor, step=stream.step, poll_s=poll_s, on_advance=on_advance, hint=hint)
+        group.create_task(live)
         group.create_task(
             run_backfills(source, outbox, step=stream.backfill_step, poll_s=poll_s, on_advance=on_advance)
         )

@@ -13,6 +13,7 @@ from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
 from vaultevents.core.events import project
 from vaultevents.core.spans import Span
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
+from vaultevents.watch.hint import Hint, until
 from vaultevents.watch.reader import Reader
 from vaultevents.watch.source import Source
 
@@ -81,15 +82,18 @@ async def run(
     deliver: bool = True,
     patience: int | None = None,
     on_advance: Callable[[Advanced], None] = lambda _: None,
+    hint: Hint | None = None,
 ) -> None:
     """Advances one cursor until it is done; a live one never is.
 
+    With nothing new it looks again after `poll_s`, or as soon as `hint` is given.
     When an upstream or the database fails it waits and tries again, up to `patience` times in a row (None: for ever).
     """
-    failures, waits = 0, pauses()
+    failures, waits, hint = 0, pauses(), hint or Hint()
     await outbox.note_problem(cursor, None)  # an earlier process may have left its own there
     with closing(Reader(source, step)) as reader:
         while True:
+            hinted = hint.next()  # before the head is asked for: none that comes meanwhile is missed
             try:
                 outcome = await advance(reader, outbox, cursor, deliver=deliver)
                 if isinstance(outcome, Lost):
@@ -110,7 +114,7 @@ async def run(
                     cursor = outcome.cursor
                     on_advance(outcome)
                 case Idle():
-                    await asyncio.sleep(poll_s)
+                    await until(hinted, poll_s)
                 case Done():
                     return
 
