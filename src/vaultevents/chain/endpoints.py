@@ -144,8 +144,9 @@ class Endpoints(Generic[N]):
     """The nodes of one upstream, the first one preferred.
 
     A node that fails is set aside for `set_aside_s` and the next is asked; those set aside come last, so that a
-    question fails only when every node has failed it. `admit` is called before a node's first use and again when it
-    returns; it raises `WrongNetwork` for a node that must not be used (decision E10).
+    question fails only when every node has failed it. Last of all come those at fault: the head of a node on another
+    fork, up to which nobody else can read, would hold up the stream for good. `admit` is called before a node's first
+    use and again when it returns; it raises `WrongNetwork` for a node that must not be used (decision E10).
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class Endpoints(Generic[N]):
         self._set_aside_s = set_aside_s
         self._clock = clock
         self._until: dict[str, float] = {}
+        self._at_fault: set[str] = set()
         self._admitted: set[str] = set()
 
     async def ask(self, question: Callable[[N], Awaitable[T]]) -> T:
@@ -210,7 +212,7 @@ class Endpoints(Generic[N]):
 
     def _order(self) -> list[N]:
         waiting = [node for node in self.nodes if not self._usable(node)]
-        waiting.sort(key=lambda node: self._until[node.name])
+        waiting.sort(key=lambda node: (node.name in self._at_fault, self._until[node.name]))
         return [node for node in self.nodes if self._usable(node)] + waiting
 
     async def _let_in(self, node: N) -> None:
@@ -225,6 +227,9 @@ class Endpoints(Generic[N]):
         alone = len(self.nodes) == 1
         if not alone:
             self._until[node.name] = self._clock() + self._set_aside_s
+            self._at_fault.discard(node.name)
+            if isinstance(error, NodeFault):
+                self._at_fault.add(node.name)
             self._admitted.discard(node.name)
         _log.warning(event, node=node.name, problem=problem, set_aside_s=0.0 if alone else self._set_aside_s)
 

@@ -175,6 +175,15 @@ class Chain:
         del self._full[bisect_right(self._full, self.head.number) :]
         return [self.mine(transactions) for transactions in replacement]
 
+    def fork(self, number: int, seed: int) -> Chain:
+        """Another chain with the same blocks up to `number`; from there on, with another `seed`, it is its own."""
+        other = Chain(seed, chain_id=self.chain_id, seconds_per_slot=self.seconds_per_slot)
+        other.safe, other.finalized, other.filler_logs = self.safe, self.finalized, self.filler_logs
+        other._blocks, other._by_hash = [], {}
+        for block in self._blocks[: number + 1]:
+            other._include(block)
+        return other
+
     def _append(
         self, transactions: tuple[Transaction, ...], slot: int, timestamp_s: int, payouts: Iterable[Payout] = ()
     ) -> Block:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
+from random import Random
 from typing import Any
 
 import msgspec
@@ -169,6 +170,26 @@ class ExecutionServer:
             if placed.tx_index < len(placed.block.transactions):
                 self._rendered[key] = raw
         return raw
+
+
+class Balancer:
+    """One URL behind which each exchange goes to any of several servers, as providers do; only it is started."""
+
+    def __init__(self, seed: int, *servers: ExecutionServer) -> None:
+        self._rng = Random(f"{seed}/balancer")  # noqa: S311 (a simulation must repeat)
+        self._servers = servers
+        self._server = LoopbackServer(self._exchange)
+
+    async def start(self) -> str:
+        """Listen on a free port; returns the URL."""
+        return await self._server.start()
+
+    async def stop(self) -> None:
+        """Stop listening and close all connections."""
+        await self._server.stop()
+
+    async def _exchange(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._rng.choice(self._servers)._exchange(request)
 
 
 async def _send(socket: web.WebSocketResponse, outgoing: asyncio.Queue[dict[str, Any]]) -> None:
