@@ -121,7 +121,7 @@ async def followed(
             stack.push_async_callback(server.stop)
         chain = await stack.enter_async_context(ExecutionChain(urls, head=HeadPolicy(), options=options))
         chain.expect(Identity(world.chain.chain_id, Hash32(genesis.hash)))
-        stream = Stream(LogsSource(chain), "block", first_block, 10, 0.02)
+        stream = Stream(LogsSource(chain), "block", first_block, 10, 0.02, backfill_step=10)
         task = asyncio.create_task(follow(stream, Outbox(database), lambda _: None, Hint()))
         try:
             yield Story(database, world)
@@ -384,8 +384,8 @@ async def test_full_blocks_are_read_but_a_build_that_takes_each_positive_bloom_f
 ) -> None:
     """Every bloom of these blocks is positive by chance; one node alone."""
 
-    async def distrust(node: Any, _: Any, part: Any, terms: Any) -> None:
-        if settling._unanswered(part, sorted(part.headers), terms):
+    async def distrust(node: Any, _nodes: Any, part: Any, _terms: Any) -> None:
+        if part.unanswered(sorted(part.headers)):
             raise NodeFault(node.name, "a bloom is positive and there is no log")
 
     chain = Chain(38)
