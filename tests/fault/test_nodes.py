@@ -11,7 +11,7 @@ import sys
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import pytest
@@ -41,11 +41,11 @@ pytestmark = pytest.mark.fault
 
 BLOCKS, FORK, BEGUN = 120, 40, 60
 LAG = 20
+HANG_S = 0.4
 OPTIONS = ExecutionOptions(
     headers="every",  # in backfills, too: with fewer headers the audit behind them finds what silence has hidden
     retry_wait_s=0.01,
     set_aside_s=0.1,
-    total_timeout_s=0.4,
     log_range_start=25,
     answer_limit_bytes=2**20,
 )
@@ -90,19 +90,28 @@ class Story:
                 await asyncio.sleep(0.01)
 
     async def ending(self, patience_s: float = 3.0, behind: int = 0) -> Ending:
-        """Once all is there, up to `behind` blocks before the end, or nothing has come for `patience_s`."""
-        final = self.world.chain.finalized_number
-        wanted = self.world.expected(through=None if final is None else final - behind)
+        """Once all is read, up to `behind` blocks before the end, or nothing has moved for `patience_s`."""
+        assert self.world.chain.finalized_number is not None
+        last = self.world.chain.finalized_number - behind
         loop = asyncio.get_running_loop()
-        count, since_s = -1, loop.time()
+        seen, since_s = None, loop.time()
         while loop.time() - since_s < patience_s:
-            stored = await rows(self.database)
-            if not wanted.keys() - stored.keys():
+            if (now := await self._progress()) != seen:
+                seen, since_s = now, loop.time()
+            position, backfills, _ = now
+            if position >= last and not backfills:
                 break
-            if len(stored) != count:
-                count, since_s = len(stored), loop.time()
             await asyncio.sleep(0.03)
-        return Ending(len(wanted.keys() - stored.keys()), await self.extra())
+        return Ending(
+            len(self.world.expected(through=last).keys() - (await rows(self.database)).keys()), await self.extra()
+        )
+
+    async def _progress(self) -> tuple[int, list[int], int]:
+        outbox = Outbox(self.database)
+        live = await outbox.live("logs")
+        assert live is not None
+        backfills = [one.position for one in await outbox.backfills("logs")]
+        return live.position, backfills, len(await rows(self.database))
 
 
 @asynccontextmanager
@@ -180,6 +189,10 @@ def hangs(server: ExecutionServer, _: World) -> None:
     server.faults.rates = {Fault.HANG: 1.0}
 
 
+def options_for(trouble: Trouble) -> ExecutionOptions:
+    return replace(OPTIONS, total_timeout_s=HANG_S) if trouble is hangs else OPTIONS
+
+
 def limit_rate(server: ExecutionServer, trouble: Trouble) -> None:
     """A burst of 429, each with `Retry-After: 1`, from the one that also fails in other ways."""
     if trouble is lies_and_fails:
@@ -202,7 +215,7 @@ async def test_one_bad_node_of_three_loses_nothing_and_invents_nothing(database:
     bad, *good = (ExecutionServer(world.chain) for _ in range(3))
     if trouble in AT_FIRST:
         trouble(bad, world)
-    async with followed(database, world, bad, *good) as story:
+    async with followed(database, world, bad, *good, options=options_for(trouble)) as story:
         assert (await story.ending(behind=LAG if trouble is lags else 0)).is_right
         trouble(bad, world)
         limit_rate(bad, trouble)
@@ -218,7 +231,7 @@ async def test_one_bad_node_alone_invents_nothing_and_loses_nothing_in_the_end(
     node = ExecutionServer(world.chain)
     if trouble in AT_FIRST:
         trouble(node, world)
-    async with followed(database, world, node) as story:
+    async with followed(database, world, node, options=options_for(trouble)) as story:
         if trouble in LATER:
             assert (await story.ending()).is_right
             trouble(node, world)
@@ -229,7 +242,7 @@ async def test_one_bad_node_alone_invents_nothing_and_loses_nothing_in_the_end(
             assert (await story.ending()).is_right
             limit_rate(node, trouble)
             await story.grow(20)
-            assert (await story.ending()).is_right
+            assert (await story.ending(patience_s=20)).is_right
             assert node.faults.fired[Fault.EMPTY_LOGS] > 1
         heal(node, world)
         assert (await story.ending()).is_right
@@ -239,6 +252,7 @@ async def test_a_node_that_becomes_another_chain_in_the_middle_of_a_run_is_left(
     world = world_of(33)
     turning, good = ExecutionServer(world.chain), ExecutionServer(world.chain)
     async with followed(database, world, turning, good) as story:
+        assert (await story.ending()).is_right
         for chain in (forked(world, 0, 400), world.chain, forked(world, BLOCKS // 2, 400)):
             await story.grow(20)
             turning.node.chain = chain
@@ -403,12 +417,14 @@ async def test_full_blocks_are_read_but_a_build_that_takes_each_positive_bloom_f
 
 async def test_a_build_without_the_bloom_check_loses_logs(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proofs, "unanswered", lambda *_: False)
+    monkeypatch.setattr(settling, "_doubtful", lambda part, terms: proofs.watched_blocks(part.blocks, terms.watched))
     world = world_of(32)
     node = ExecutionServer(world.chain)
-    lies_and_fails(node, world)
+    node.faults.once(Fault.EMPTY_LOGS, 4)
     async with followed(database, world, node) as story:
         await story.grow(40)
-        assert (await story.ending(patience_s=0.7)).lost > 0
+        ending = await story.ending()
+    assert ending.lost > 0 and ending.extra == 0
 
 
 async def test_a_build_that_reads_by_number_only_believes_another_fork(
