@@ -8,9 +8,13 @@ from typing import Literal
 from uuid import uuid4
 
 import pytest
+from hypothesis import settings
 
 from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
 from vaultevents.store.pool import Database, open_database
+
+settings.register_profile("shared machine", deadline=None)  # a neighbour's work is no failure of ours
+settings.load_profile("shared machine")
 
 KINDS = {"unit", "property", "integration", "fault", "e2e"}
 

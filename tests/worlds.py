@@ -57,11 +57,13 @@ class StakingSources:
 
 
 @asynccontextmanager
-async def reading(*servers: ExecutionServer, options: ExecutionOptions | None = None) -> AsyncIterator[LogsSource]:
+async def reading(
+    *servers: ExecutionServer, options: ExecutionOptions | None = None, head: str = "finalized"
+) -> AsyncIterator[LogsSource]:
     """The logs source over running devnet nodes."""
     urls = [await server.start() for server in servers]
     try:
-        async with ExecutionChain(urls, head=HeadPolicy(), options=options) as chain:
+        async with ExecutionChain(urls, head=HeadPolicy.parse(head), options=options) as chain:
             yield LogsSource(chain)
     finally:
         for server in servers:

@@ -142,6 +142,7 @@ class ExecutionSettings(Section):
     max_range_blocks: int = Field(default=10_000, ge=1)
     batch_size: int = Field(default=100, ge=1, le=1000)
     suspicion_share: float = Field(default=1.0, ge=0, le=1)
+    agreement: int = Field(default=1, ge=1)
     timeout_s: Seconds = 30.0
 
 

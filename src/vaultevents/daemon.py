@@ -37,6 +37,7 @@ from vaultevents.opening import (
     Store,
     check_authority,
     head_policy,
+    keep_nodes,
     locator_problem,
     open_hash_key,
     open_sources,
@@ -136,6 +137,7 @@ async def _watch(settings: Settings, store: Store, clock: ServiceClock, on_advan
             await _ask_locator(settings, opened.chain)
         outbox, hint = Outbox(store.database), Hint()
         async with asyncio.TaskGroup() as group:
+            group.create_task(keep_nodes(store.database, opened.pools))
             for stream in opened.streams:
                 group.create_task(follow(stream, outbox, on_advance, hint))
             for heads in socket_heads(settings):

@@ -11,13 +11,15 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
+
+from vaultevents.core.nodes import CIRCUIT_STATES, UPSTREAMS, CircuitState, Upstream
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -58,7 +60,25 @@ NODE_FAILURES: Final = Counted(
     "kind",
     ("node_unavailable", "node_fault", "node_of_wrong_network"),
 )
-COUNTERS: Final = (ATTEMPTS, RESENDS, NOTICES, REFUSALS, NODE_FAILURES)
+RATE_LIMITS: Final = Counted(
+    "vaultevents_node_rate_limits",
+    "Requests that a node refused because there were too many.",
+    "upstream",
+    UPSTREAMS,
+)
+HEDGES: Final = Counted(
+    "vaultevents_node_hedges",
+    "Questions put to a second node because the first was late, by who answered in the end.",
+    "winner",
+    ("first", "second"),
+)
+REWINDS: Final = Counted(
+    "vaultevents_rewinds",
+    "Reorganisations that took a stream back; only where this process watches.",
+    "stream",
+    ("logs",),
+)
+COUNTERS: Final = (ATTEMPTS, RESENDS, NOTICES, REFUSALS, NODE_FAILURES, RATE_LIMITS, HEDGES, REWINDS)
 REQUESTS: Final = "vaultevents_api_requests"
 DURATIONS: Final = "vaultevents_attempt_duration_seconds"
 BUCKETS_MS: Final = (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 20_000)
@@ -85,9 +105,11 @@ class Stored:
     oldest_due_s: float
     notices_waiting: int
     reports_pending: int
+    events_orphaned: int
     report_age_s: float | None
     clock_offset_s: float
     streams: Mapping[str, StreamFacts]
+    nodes: Mapping[tuple[Upstream, CircuitState], int]
 
 
 class Attempt(Protocol):
@@ -153,6 +175,21 @@ def refusal(code: str) -> None:
 def node_failure(kind: str) -> None:
     """Counts what was wrong with a node."""
     _counts[NODE_FAILURES.name, kind] += 1
+
+
+def rate_limit(upstream: Upstream) -> None:
+    """Counts a request that a node refused for its rate."""
+    _counts[RATE_LIMITS.name, upstream] += 1
+
+
+def hedge(winner: Literal["first", "second"]) -> None:
+    """Counts a question that was put to a second node, too."""
+    _counts[HEDGES.name, winner] += 1
+
+
+def rewound(stream: str) -> None:
+    """Counts that a stream went back to a common ancestor."""
+    _counts[REWINDS.name, stream] += 1
 
 
 def taken() -> list[tuple[Key, int]]:
@@ -231,8 +268,15 @@ def _stored(stored: Stored) -> Iterator[Metric]:
     yield _gauge(
         "vaultevents_reports_pending", "Oracle reports whose files are not verified yet.", stored.reports_pending
     )
+    yield _gauge("vaultevents_events_orphaned", "Events whose block is no longer on the chain.", stored.events_orphaned)
     if stored.report_age_s is not None:
         yield _gauge("vaultevents_report_age_seconds", "Age of the newest oracle report.", stored.report_age_s)
+    nodes = GaugeMetricFamily(
+        "vaultevents_nodes", "Configured nodes by the state of their circuit.", labels=["upstream", "state"]
+    )
+    for upstream, state in product(UPSTREAMS, CIRCUIT_STATES):
+        nodes.add_metric([upstream, state], stored.nodes.get((upstream, state), 0))
+    yield nodes
     yield _gauge(
         "vaultevents_clock_offset_seconds", "The database's clock minus the one of this host.", stored.clock_offset_s
     )

@@ -10,10 +10,10 @@ import ssl
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import structlog
 
@@ -25,11 +25,13 @@ from vaultevents.config import NEW_KEY_VARIABLE, Settings
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import ConfigError, DatabaseUnavailable, DatabaseUnusable, InputError, WrongNetwork
 from vaultevents.core.events import EVENT_TYPES, ReportUpdateAvailable
+from vaultevents.core.nodes import UPSTREAMS, NodeMemory, Upstream
 from vaultevents.core.sealing import KEY_BYTES, NONCE_BYTES, HashKey, MasterKey, Secret, parse_master_key
 from vaultevents.core.signing import check_secret
 from vaultevents.core.units import Address, checksum
 from vaultevents.core.webhooks import UrlRules, check_url
 from vaultevents.egress import Guard
+from vaultevents.store import nodes
 from vaultevents.store.apikeys import hash_key
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.embedded import EmbeddedPostgres
@@ -47,6 +49,7 @@ T = TypeVar("T")
 EPOCH_EVENT_TYPES = tuple(name for name in EVENT_TYPES if name.startswith("validator_"))
 PAUSE_S = 0.5
 START_TRIES = 20
+KEEP_NODES_S = 5.0
 LAZY_ORACLE_SELECTOR = bytes.fromhex("2e39045c")  # lazyOracle()
 
 
@@ -297,12 +300,14 @@ async def open_chain(
     options = ExecutionOptions(
         headers=settings.execution.headers,
         suspicion_share=settings.execution.suspicion_share,
+        agreement=settings.execution.agreement,
         batch_size=settings.execution.batch_size,
         log_range_max=settings.execution.max_range_blocks,
         total_timeout_s=settings.execution.timeout_s,
     )
     urls = [url.get_secret_value() for url in settings.execution.urls]
     async with ExecutionChain(urls, head=head or head_policy(settings), options=options) as chain:
+        chain.recall(await nodes.recalled(database, "execution"))
         known = await pinned(database)
         if known is not None:
             if known[0] != settings.chain_id:
@@ -330,6 +335,7 @@ async def open_beacon(
     urls = [url.get_secret_value() for url in settings.beacon.urls]
     options = BeaconOptions(ssz=settings.beacon.scan == "ssz", total_timeout_s=settings.beacon.timeout_s)
     async with BeaconChain(urls, options, clock=lambda: clock.now().timestamp()) as beacon:
+        beacon.recall(await nodes.recalled(database, "beacon"))
         if (known := await pinned_beacon(database)) is not None:
             beacon.expect(BeaconIdentity(*known))
         identity = await beacon.identity()
@@ -347,6 +353,13 @@ class Sources:
     discovery: Discovery | None
     time: ChainTime | None
     resolver: Resolver | None
+    pools: Mapping[Upstream, Pool]
+
+
+class Pool(Protocol):
+    """The nodes of one upstream."""
+
+    def memories(self) -> list[NodeMemory]: ...
 
 
 @asynccontextmanager
@@ -354,21 +367,65 @@ async def open_sources(settings: Settings, database: Database, clock: ServiceClo
     """Every stream that is configured, live and replay alike."""
     async with AsyncExitStack() as stack:
         chain = await stack.enter_async_context(open_chain(settings, database))
+        pools: dict[Upstream, Pool] = {"execution": chain}
         poll_s = settings.execution.poll_interval_s
         streams = [logs_stream(chain, _pace(settings, poll_s))]
         resolver = discovery = time = None
         if settings.reports.gateways and settings.contracts.lazy_oracles:
             files = await stack.enter_async_context(open_files(settings))
+            files.recall(await nodes.recalled(database, "ipfs"))
+            pools["ipfs"] = files
             simulation = chain if settings.reports.simulate == "on" else None
             resolver = Resolver(Outbox(database), files, settings.reports.poll_interval_s, simulation)
             oracles = settings.contracts.lazy_oracles
             streams.append(reports_stream(chain, oracles, _pace(settings, settings.reports.poll_interval_s)))
         if settings.beacon.urls:
             beacon, time = await stack.enter_async_context(open_beacon(settings, database, clock))
+            pools["beacon"] = beacon
             beacon_poll_s = settings.beacon.poll_interval_s
             discovery = Discovery(beacon, chain, database, time, beacon_poll_s)
             streams += staking_streams(chain, beacon, database, discovery, time, clock.now_s, poll_s=beacon_poll_s)
-        yield Sources(chain, tuple(streams), discovery, time, resolver)
+        yield Sources(chain, tuple(streams), discovery, time, resolver, pools)
+
+
+async def keep_nodes(database: Database, pools: Mapping[Upstream, Pool]) -> None:
+    """Tells the database what changes about the nodes, every few seconds and when it is cancelled."""
+    told: dict[Upstream, list[NodeMemory]] = {}
+
+    async def tell() -> None:
+        for upstream in UPSTREAMS:
+            memories = pools[upstream].memories() if upstream in pools else []
+            lasting = [_lasting(memory) for memory in memories]
+            if told.get(upstream) != lasting:
+                await nodes.remember(database, upstream, memories)
+                told[upstream] = lasting
+
+    try:
+        while True:
+            with contextlib.suppress(DatabaseUnavailable):
+                await tell()
+            await asyncio.sleep(KEEP_NODES_S)
+    finally:
+        with contextlib.suppress(DatabaseUnavailable, TimeoutError):
+            async with asyncio.timeout(KEEP_NODES_S):
+                await tell()
+
+
+@asynccontextmanager
+async def keeping_limits(database: Database, pools: Mapping[Upstream, Pool]) -> AsyncIterator[None]:
+    """Keeps at the end what was learned of the nodes' limits, beside the process that watches."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(DatabaseUnavailable):
+            for upstream, pool in pools.items():
+                await nodes.remember_limits(database, upstream, pool.memories())
+
+
+def _lasting(memory: NodeMemory) -> NodeMemory:
+    """What is worth writing: not that time goes by, nor every small step of a rate."""
+    rate = memory.requests_per_s
+    return replace(memory, since_s=0.0, requests_per_s=None if rate is None else float(f"{rate:.1g}"))
 
 
 def socket_heads(settings: Settings) -> list[NewHeads]:

@@ -136,7 +136,47 @@ async def test_from_a_real_evm_to_verified_webhooks(tmp_path: Path, chain: evm.C
         assert set(delivered(acme).values()) == {1}
         head = str(chain.number("finalized"))
         replayed = await operator.does("replay", "--from-block", "0", "--to-block", head)
-        assert replayed == {"derived": 7, "identical": 7, "inserted": 0, "different": 0}
+        assert replayed == {"derived": 7, "identical": 7, "inserted": 0, "different": 0, "near_head": 0}
+    finally:
+        await operator.shell.kill_all()
+        await receivers.stop()
+
+
+async def test_a_reorganisation_on_a_real_evm_takes_back_what_vanished_and_keeps_what_stands(
+    tmp_path: Path, chain: evm.Chain
+) -> None:
+    receivers = Receivers(tmp_path)
+    await receivers.start()
+    operator = Operator(tmp_path, chain, receivers)
+    config = tmp_path / "vaultevents.toml"
+    config.write_text(config.read_text().replace('# head = "finalized"', 'head = "latest-0"  #'))
+    assert 'head = "latest-0"' in config.read_text()
+    vault = chain.deploy("StakingVault")
+    chain.finalize()
+    try:
+        await operator.does("account", "add", "acme")
+        await operator.does("vault", "add", "acme", "one", hex_of(vault), "--start-block", "creation")
+        acme = await operator.hook("acme")
+        running = await operator.run()
+        stays, vanishes = (chain.fund(vault, n * ETH, sender=chain.accounts[n]) for n in (1, 2))
+        both = {funding("acme", stays, 1 * ETH), funding("acme", vanishes, 2 * ETH)}
+        await until(lambda: booked(acme) == both)
+
+        raw = chain.rpc("eth_getRawTransactionByHash", stays["transactionHash"])
+        chain.rpc("anvil_reorg", 2, [[raw, 1]])
+        later = chain.fund(vault, 3 * ETH, sender=chain.accounts[3])
+        assert chain.receipt(stays["transactionHash"])["blockHash"] != stays["blockHash"]
+        await until(lambda: booked(acme) == {*both, funding("acme", later, 3 * ETH)})
+        status = await operator.does("status")
+        assert (status["rewinds"], status["orphaned_events"]) == (1, 1)
+        (orphan,) = status["orphaned"]
+        assert (orphan["event_id"], orphan["delivered"]) == (funding("acme", vanishes, 0)[0], 1)
+
+        chain.finalize()
+        head = str(chain.number("finalized"))
+        replayed = await operator.does("replay", "--from-block", "0", "--to-block", head)
+        assert (replayed["derived"], replayed["inserted"], replayed["different"]) == (2, 0, 0)
+        (await running.end()).ok()
     finally:
         await operator.shell.kill_all()
         await receivers.stop()

@@ -350,7 +350,7 @@ async def test_files_that_are_not_what_they_should_be(here: Place) -> None:
     assert "execution.head: 'latest' is not a head: write finalized, safe, or latest-N" in (await here.run("run")).error
     here.configure()
     here.config.write_text(here.config.read_text().replace(here.url, f'{here.url}", "{here.url}'))
-    assert "the same node URL is configured twice" in (await here.run("run")).error
+    assert "the same execution node URL is configured twice" in (await here.run("run")).error
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from command_line import CommandLine, Place, asking, delivered, place, until, wanted
+from vaultevents.chain.endpoints import node_name
 from vaultevents.devnet.faults import Fault
 from vaultevents.devnet.receivers import Hang, Hook, always
 from vaultevents.devnet.world import World
@@ -229,7 +230,13 @@ async def test_run_delivers_and_replay_finds_the_same(here: Place, server: Serve
     events = here.world.expected()
     assert await stored(server, here) == events
     assert delivered(hook).keys() == wanted(here.world, "acme")
-    assert ended.json == {"derived": len(events), "identical": 0, "inserted": len(events), "different": 0}
+    assert ended.json == {
+        "derived": len(events),
+        "identical": 0,
+        "inserted": len(events),
+        "different": 0,
+        "near_head": 0,
+    }
     assert {"started", "stopping", "dispatch_drained", "attempts_settled"} <= {line["event"] for line in ended.logs}
 
     after = await here.status()
@@ -238,10 +245,31 @@ async def test_run_delivers_and_replay_finds_the_same(here: Place, server: Serve
     assert after["events"] == len(events)
 
     whole = ("--from-block", "0", "--to-block", str(after["head"]), "--json")
-    same = {"derived": len(events), "identical": len(events), "inserted": 0, "different": 0}
+    same = {"derived": len(events), "identical": len(events), "inserted": 0, "different": 0, "near_head": 0}
     assert (await here.run("replay", *whole)).ok().json == same
     await restore(here, server, whole, hook)
     await alter(here, server, whole)
+
+
+async def test_status_tells_of_the_nodes_and_their_limits_outlive_the_daemon(here: Place) -> None:
+    here.node.node.max_range = 7
+    dead = "http://127.0.0.1:1/k3y-that-must-not-show"
+    here.config.write_text(here.config.read_text().replace(f'"{here.url}"', f'"{dead}", "{here.url}"'))
+    hook = (await here.subscribed())["acme"]
+    running = await here.shell.start("run", "--json")
+    await until(lambda: delivered(hook).keys() >= wanted(here.world, "acme"))
+    assert "log_range_refused" in {line["event"] for line in (await running.end(signal.SIGTERM)).ok().logs}
+
+    told = (await here.run("status")).ok()
+    rows = {words[0]: words for line in told.stdout.splitlines() if (words := line.split())[1:2] == ["execution"]}
+    assert (rows[node_name(dead)][2], rows[node_name(here.url)][2]) == ("open", "closed")
+    assert "7" in rows[node_name(here.url)]
+    assert "cannot be reached (ClientConnectorError)" in told.stdout
+    assert "k3y" not in told.stdout + told.stderr
+
+    whole = ("--from-block", "0", "--to-block", str(here.world.chain.finalized_number), "--json")
+    again = (await here.run("replay", *whole)).ok()
+    assert "log_range_refused" not in {line["event"] for line in again.logs}
 
 
 async def restore(here: Place, server: ServerAddress, whole: tuple[str, ...], hook: Hook) -> None:
@@ -250,7 +278,7 @@ async def restore(here: Place, server: ServerAddress, whole: tuple[str, ...], ho
     async with asking(server, here.schema) as connection:
         await connection.execute("truncate attempts, deliveries, events")
     back = (await here.run("replay", *whole, "--no-deliver")).ok().json
-    assert back == {"derived": len(events), "identical": 0, "inserted": len(events), "different": 0}
+    assert back == {"derived": len(events), "identical": 0, "inserted": len(events), "different": 0, "near_head": 0}
     assert await stored(server, here) == events
     assert (await here.status())["deliveries"] == {}
     async with asking(server, here.schema) as connection:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import pkgutil
 import random
 import secrets
 import signal
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,12 +22,15 @@ import psutil
 import pytest
 
 from embedded_user import is_gone, kill, postmaster, seconds_until, supervisor
+from reorgs import Reorganiser
+from store_stories import assert_ledger, values
 from vaultevents import config
 from vaultevents.config import Settings
 from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
 from vaultevents.core.webhooks import Webhook
 from vaultevents.daemon import serve
+from vaultevents.devnet.chain import Lag
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.receivers import Hook, Receivers
 from vaultevents.devnet.world import World
@@ -40,6 +44,7 @@ pytestmark = pytest.mark.fault
 
 Victim = Literal["daemon", "postgres"]
 DAEMON = ("-m", "vaultevents")
+LIVES = 3
 BROKEN_DAEMON = (str(Path(__file__).with_name("cursor_first_daemon.py")),)
 
 
@@ -84,14 +89,16 @@ async def disturbed_run(
 
 
 @asynccontextmanager
-async def playground(directory: Path, world: World) -> AsyncIterator[tuple[Settings, Path, list[Hook]]]:
+async def playground(
+    directory: Path, world: World, head: str = "finalized"
+) -> AsyncIterator[tuple[Settings, Path, list[Hook]]]:
     """A node, receivers and a configuration; the world's vaults and a webhook for each account are registered."""
     receivers, node = Receivers(directory), ExecutionServer(world.chain)
     await receivers.start()
     path = directory / "vaultevents.toml"
     path.write_text(
         f'network = "devnet"\nchain_id = {world.chain.chain_id}\ndata_dir = "{directory}"\n'
-        f'[execution]\nurls = ["{await node.start()}"]\npoll_interval_s = 0.05\nspan_blocks = 10\n'
+        f'[execution]\nurls = ["{await node.start()}"]\npoll_interval_s = 0.05\nspan_blocks = 10\nhead = "{head}"\n'
         f'[delivery]\nallow = ["127.0.0.0/8:*"]\nca_file = "{receivers.ca_path}"\nschedule = "1s, 1s, 1s, 2s, 2s, 5s"\n'
         "timeout_s = 2.0\nlease_s = 3.0\npoll_interval_s = 0.2\n[api]\nport = 0\n"
     )
@@ -130,6 +137,15 @@ async def is_up(log: Path, began_at: int) -> None:
     async with asyncio.timeout(20):
         while b'"started"' not in log.read_bytes()[began_at:]:
             await asyncio.sleep(0.05)
+
+
+async def said(log: Path, word: bytes, began_at: int, patience_s: float) -> None:
+    """Until the log says it once more, or not for a while."""
+    before = log.read_bytes()[began_at:].count(word)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(patience_s):
+            while log.read_bytes()[began_at:].count(word) == before:
+                await asyncio.sleep(0.02)
 
 
 async def grow(world: World, events: int) -> None:
@@ -187,6 +203,18 @@ def kill_all_before(step: str, directory: Path, patch: pytest.MonkeyPatch) -> as
     return killed
 
 
+async def replayed(path: Path, last: int) -> dict[str, int]:
+    arguments = [*DAEMON, "replay", "--from-block", "0", "--to-block", str(last), "--json", "--config", str(path)]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(path.parent)}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    answer, _ = await process.communicate()
+    assert process.returncode == 0
+    found: dict[str, int] = json.loads(answer)
+    return found
+
+
 async def undisturbed_run(database: Database, world: World) -> Rows:
     await register(database, world)
     async with reading(ExecutionServer(world.chain)) as source:
@@ -209,6 +237,54 @@ async def test_kills_lose_nothing_double_nothing_and_change_no_byte(tmp_path: Pa
     for url, received in ending.received.items():
         account = url.rsplit("/", 1)[1]
         assert received.keys() == {event_id for account_id, event_id in ending.stored if account_id == account}
+
+
+async def test_kills_and_reorganisations_leave_what_the_chain_says_and_one_body_for_each_id(tmp_path: Path) -> None:
+    world = World(31, events_per_block=2)
+    world.history(40, 80)
+    world.chain.finalized = Lag(12)
+    rng = random.Random(7)
+    turns, log = Reorganiser(world, rng), tmp_path / "daemon.log"
+    async with playground(tmp_path, world, head="latest-0") as (settings, path, hooks):
+        for life in range(LIVES):
+            began_at = log.stat().st_size if log.exists() else 0
+            daemon = await start(DAEMON, path)
+            turns.reorg(rng.randint(1, 8))
+            await is_up(log, began_at)
+            for turn in range(12):
+                await asyncio.sleep(rng.uniform(0.05, 0.2))
+                if turn % 3:
+                    world.step()
+                else:
+                    turns.reorg(rng.randint(1, 8))
+                    await said(log, b'"stream_rewound"', began_at, patience_s=1.0)
+            if life < LIVES - 1:
+                daemon.kill()
+                await daemon.wait()
+        world.chain.finalized = Lag(0)
+        await quiet(world, hooks)
+        daemon.terminate()
+        assert await daemon.wait() == 0
+        truth = world.expected()
+        again = await replayed(path, world.chain.head.number)
+        async with open_store(settings) as store:
+            await assert_ledger(store.database)
+            gone = (await rows(store.database)).keys() - truth.keys()
+            orphaned = set(await values(store.database, "select id from events where orphaned_at is not null"))
+            (rewinds,) = await values(store.database, "select sum(rewinds)::int from cursors where stream = 'logs'")
+    assert rewinds > 0
+    assert (again["derived"], again["inserted"], again["different"]) == (len(truth), 0, 0)
+    assert again["near_head"] > 0
+    assert {event_id for _, event_id in gone} == orphaned
+    for hook in hooks:
+        account = hook.url.rsplit("/", 1)[1]
+        ours = {event_id for account_id, event_id in truth if account_id == account}
+        received = delivered(hook).keys()
+        assert received - orphaned == ours
+        bodies = defaultdict(set)
+        for one in hook.ledger:
+            bodies[one.webhook_id].add(one.body)
+        assert [event_id for event_id, told in bodies.items() if len(told) > 1] == []
 
 
 async def test_a_daemon_that_commits_its_cursor_first_is_caught(tmp_path: Path) -> None:

@@ -97,6 +97,18 @@ async def resending(database: Database, ca_path: Path) -> AsyncIterator[None]:
             await asyncio.wait_for(task, 30)
 
 
+async def test_an_orphaned_event_is_neither_sent_again_nor_shown(shop: Shop) -> None:
+    event_id = await shop.failed_delivery()
+    async with shop.api.database.transaction() as connection:
+        await connection.execute("update events set orphaned_at = db_now()")
+    refused = await shop.post(f"deliveries/{event_id}/resend")
+    assert (refused.status, refused.json["code"]) == (409, "event_orphaned")
+    assert (await shop.post("recover", {"since": 0})).json["count"] == 0
+    assert (await shop.api.call(shop.acme, "GET", f"/v1/account/events/{event_id}")).status == 404
+    assert (await shop.api.call(shop.acme, "GET", "/v1/account/events")).json == []
+    assert len(shop.hook.ledger) == 0
+
+
 async def test_a_resend_is_told_among_the_attempts_with_its_times(shop: Shop) -> None:
     event_id = await shop.failed_delivery()
     shop.hook.behaviour = in_turn(Reply(503, body=b"not \x07now"), Reply(200, body=b"thanks"))

@@ -111,6 +111,7 @@ select c.table_name as name, case
     when bool_or(c.column_name = 'webhook_id') then '(select account_id from webhooks where id = t.webhook_id)'
     when bool_or(c.column_name = 'delivery_id') then
         '(select account_id from webhooks where id = (select webhook_id from deliveries where id = t.delivery_id))'
+    when bool_or(c.column_name = 'event_seq') then '(select account_id from events where seq = t.event_seq)'
     when bool_or(c.column_name = 'api_key_id') then '(select account_id from api_keys where id = t.api_key_id)'
 end as owner
 from information_schema.columns c where c.table_schema = current_schema() group by c.table_name order by 1
@@ -118,7 +119,7 @@ from information_schema.columns c where c.table_schema = current_schema() group 
 """Every table of the schema, and how to tell whose a row is; null where nobody's."""
 
 SHARED = {"cursors", "discovery", "feed", "hash_key", "key_ring", "migrations", "network", "registry", "reports"}
-SHARED |= {"validators"}
+SHARED |= {"near_blocks", "validators"}
 
 
 async def belongings(database: Database, account_id: str) -> dict[str, list[str]]:

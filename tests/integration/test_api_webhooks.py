@@ -482,7 +482,7 @@ async def test_deliveries_and_their_attempts(api: Api) -> None:
     assert (listed[0]["attempts"], listed[0]["inFlight"], listed[0]["finishedAt"]) == (1, False, None)
     wait = datetime.fromisoformat(listed[0]["nextAttemptAt"]) - datetime.now(UTC)
     assert timedelta(seconds=270) < wait <= timedelta(seconds=301)
-    for state, number in {"delivered": 1, "parked": 0, "exhausted": 0, "cancelled": 0}.items():
+    for state, number in {"delivered": 1, "parked": 0, "exhausted": 0, "cancelled": 0, "withdrawn": 0}.items():
         assert len((await api.call(acme, "GET", f"{target}?state={state}")).json) == number
     refused = await api.call(acme, "GET", f"{target}?state=lost")
     assert (refused.status, refused.pointers) == (422, [("?state", "invalid")])
@@ -528,7 +528,7 @@ async def test_health_tells_what_came_last(api: Api) -> None:
         "lastSuccessAt": None,
         "lastFailure": None,
         "failuresInARow": 0,
-        "deliveries": {"scheduled": 0, "parked": 0, "delivered": 0, "exhausted": 0, "cancelled": 0},
+        "deliveries": {"scheduled": 0, "parked": 0, "delivered": 0, "exhausted": 0, "cancelled": 0, "withdrawn": 0},
     }
     await commit(outbox, funding(1), funding(2), funding(3))
     good, bad, worse = (await take(api.database)).deliveries
@@ -536,7 +536,14 @@ async def test_health_tells_what_came_last(api: Api) -> None:
     lost = replace(settlement(worse, "exhausted"), started_at=third, status=None, error="connect: refused")
     await settle(api.database, [settlement(good), replace(settlement(bad, "scheduled", 503), started_at=second), lost])
     health = (await api.call(acme, "GET", f"{WEBHOOKS}/{one}/health")).json
-    assert health["deliveries"] == {"scheduled": 1, "parked": 0, "delivered": 1, "exhausted": 1, "cancelled": 0}
+    assert health["deliveries"] == {
+        "scheduled": 1,
+        "parked": 0,
+        "delivered": 1,
+        "exhausted": 1,
+        "cancelled": 0,
+        "withdrawn": 0,
+    }
     assert datetime.fromisoformat(health["lastSuccessAt"]) == EARLIER
     assert datetime.fromisoformat(health["lastFailure"].pop("at")) == third
     assert health["lastFailure"] == {"status": None, "error": "connect: refused"}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
-from vaultevents.chain.endpoints import Counters, Endpoints, Passing, node_name, patiently, scrub
+from vaultevents.chain.circuits import LONGEST_PAUSE_S
+from vaultevents.chain.endpoints import Counters, Endpoints, Line, Passing, node_name, scrub
+from vaultevents.chain.pacing import Lateness
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, WrongNetwork
 
 pytestmark = pytest.mark.integration
@@ -15,11 +19,24 @@ pytestmark = pytest.mark.integration
 SECRET_URL = "https://user:hunter22@rpc.example.org:8443/v2/aBcDeF0123456789?key=s3cr3tKey&x=1"
 
 
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 @dataclass
 class Node:
     name: str
     error: Exception | None = None
     asked: int = 0
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.line = Line(
+            self.name, "execution", Counters(), attempts=3, wait_s=0.0, set_aside_s=30.0, clock=lambda: self.clock()
+        )
 
     async def answer(self) -> str:
         self.asked += 1
@@ -32,18 +49,13 @@ async def ask(node: Node) -> str:
     return await node.answer()
 
 
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def endpoints(*nodes: Node, admit: Callable[[Node], Awaitable[None]] | None = None) -> tuple[Endpoints[Node], Clock]:
     async def anyone(_: Node) -> None: ...
 
     clock = Clock()
-    return Endpoints(nodes, admit or anyone, Counters(), set_aside_s=30.0, clock=clock), clock
+    for node in nodes:
+        node.clock = clock
+    return Endpoints(nodes, admit or anyone), clock
 
 
 async def test_the_primary_is_left_for_a_while_and_returned_to() -> None:
@@ -130,19 +142,75 @@ async def test_a_second_opinion_that_accuses_the_first_node_is_raised() -> None:
     assert not pool.is_alone(first)
 
 
+@pytest.mark.parametrize("hedge", [False, True])
+async def test_one_question_tries_a_node_that_was_set_aside_and_gives_its_place_back_when_cancelled(
+    hedge: bool,
+) -> None:
+    first, second = Node("a", SourceUnavailable("a", "is down")), Node("b")
+    pool, clock = endpoints(first, second)
+    assert await pool.ask(ask, hedge=hedge) == "b"
+    clock.now_s += 31
+    going, gone = asyncio.Event(), asyncio.Event()
+
+    async def slow(node: Node) -> str:
+        going.set()
+        await gone.wait()
+        return node.name
+
+    trying = asyncio.create_task(pool.ask(slow, hedge=hedge))
+    await going.wait()
+    assert await pool.ask(ask, hedge=hedge) == "b", "nobody else waits for the node on trial"
+    trying.cancel()
+    await asyncio.gather(trying, return_exceptions=True)
+    first.error = None
+    assert await pool.ask(ask, hedge=hedge) == "a"
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_happens_one_answer_is_given_and_the_primary_is_returned_to(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lateness, "_UNKNOWN_S", 0.002)
+    monkeypatch.setattr(Lateness, "_LEAST_S", 0.002)
+    rng = random.Random(seed)
+    nodes = [Node(name) for name in "abc"]
+    pool, clock = endpoints(*nodes)
+
+    async def wild(node: Node) -> str:
+        match rng.randrange(6):
+            case 0:
+                raise SourceUnavailable(node.name, "is down")
+            case 1:
+                raise NodeFault(node.name, "lies")
+            case 2:
+                await asyncio.sleep(0.005)
+        return await node.answer()
+
+    for _ in range(60):
+        clock.now_s += rng.random() * 40
+        asking = [asyncio.create_task(pool.ask(wild, hedge=rng.random() < 0.7)) for _ in range(5)]
+        await asyncio.sleep(rng.random() * 0.01)
+        asking[rng.randrange(5)].cancel()
+        for answer in await asyncio.gather(*asking, return_exceptions=True):
+            assert answer in ("a", "b", "c") or isinstance(answer, SourceUnavailable | asyncio.CancelledError)
+    clock.now_s += LONGEST_PAUSE_S
+    assert await pool.ask(ask) == "a"
+    assert {node.line.circuit.is_usable(clock.now_s) for node in nodes} == {True}
+
+
 async def test_patience_ends() -> None:
-    node, counters = Node("a", Passing("a", "is busy")), Counters()
+    node = Node("a", Passing("a", "is busy"))
     with pytest.raises(SourceUnavailable, match="a: is busy") as caught:
-        await patiently(node.answer, 3, 0.0, counters)
+        await node.line.ask(node.answer)
     assert type(caught.value) is SourceUnavailable
     assert node.asked == 3
-    assert counters.retries == 2
+    assert node.line.counters.retries == 2
 
 
 async def test_a_lasting_fault_is_not_asked_again() -> None:
     node = Node("a", NodeFault("a", "lies"))
     with pytest.raises(NodeFault):
-        await patiently(node.answer, 3, 0.0, Counters())
+        await node.line.ask(node.answer)
     assert node.asked == 1
 
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity, LogRange
+from vaultevents.chain.refusals import RangeSize
 from vaultevents.core.errors import ConfigError, InputError, SourceUnavailable, WrongNetwork
 from vaultevents.core.logs import TOPICS
 from vaultevents.core.registry import Watched
@@ -214,7 +215,7 @@ async def test_edges_read_far_fewer_headers() -> None:
 @pytest.mark.parametrize("style", ["infura", "ankr", "reth", "alchemy"])
 @pytest.mark.parametrize(("max_range", "max_results"), [(9, None), (None, 12)])
 async def test_limits_are_learned_and_grown_out_of_in_every_providers_words(
-    style: str, max_range: int | None, max_results: int | None
+    style: str, max_range: int | None, max_results: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, span = world(), Span(1, 118)
     server = ExecutionServer(made.chain, limit_style=style, max_range=max_range, max_results=max_results)
@@ -222,6 +223,7 @@ async def test_limits_are_learned_and_grown_out_of_in_every_providers_words(
         assert read(await nodes.read_logs(span, watched(made), None)) == truth(made, span)
         assert nodes.counters.ranges_refused > 0
         server.node.max_range = server.node.max_results = None
+        monkeypatch.setattr(RangeSize, "FORGOTTEN_S", 0.0)  # an hour has passed
         refused = nodes.counters.ranges_refused
         asked = []
         for _ in range(8):

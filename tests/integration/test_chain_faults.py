@@ -16,6 +16,7 @@ from vaultevents.chain import proofs
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, LogRange
 from vaultevents.core.errors import InputError, NodeFault, RangeTooLarge, SourceUnavailable
 from vaultevents.core.logs import TOPICS, Log
+from vaultevents.core.nodes import LogLimit
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32
@@ -339,7 +340,7 @@ async def test_answers_that_are_too_large_together_are_asked_apart(made: World) 
         assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
 
 
-@pytest.mark.parametrize("status", [429, 500, 503])
+@pytest.mark.parametrize("status", [500, 503])
 async def test_a_passing_fault_is_waited_out_at_the_same_node(made: World, status: int) -> None:
     server = Hostile(made, whole=lambda _: None if server.exchanges % 3 == 0 else web.Response(status=status))
     async with reading(server) as nodes:
@@ -400,6 +401,24 @@ async def test_the_creation_block_needs_old_state(made: World) -> None:
             await nodes.creation_block(address)
     async with reading(Pruned(made), ExecutionServer(made.chain)) as nodes:
         assert await nodes.creation_block(address) == 1
+
+
+async def test_a_limit_that_only_the_data_of_an_error_tells_is_learned(made: World) -> None:
+    class Terse(Hostile):
+        def _reply(self, call: Json) -> Json:
+            asked = call["params"][0]
+            if call["method"] == "eth_getLogs" and "fromBlock" in asked:
+                blocks = int(asked["toBlock"], 16) - int(asked["fromBlock"], 16) + 1
+                if blocks > 20:
+                    data = {"error_id": "4ed94073-0317", "payload": f"range {blocks} is bigger than range limit 20"}
+                    return {"id": call["id"], "error": {"code": -32602, "message": "invalid params", "data": data}}
+            return super()._reply(call)
+
+    async with reading(Terse(made)) as nodes:
+        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+        assert nodes.counters.ranges_refused == 1
+        (memory,) = nodes.memories()
+        assert memory.logs == LogLimit(20, 21)
 
 
 async def collect(made: World, *servers: ExecutionServer, rounds: int = 60) -> tuple[list[tuple[int, int, bytes]], int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vaultevents.chain.refusals import RangeSize, Refusal, allowed_blocks, classify
+from vaultevents.chain.refusals import RangeSize, Refusal, allowed_blocks, classify, limits_blocks
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +43,57 @@ SIZE_WORDS = [
     (0, "Maximum allowed number of requested blocks is 3500", None),
     (-32000, "query timeout exceeded. Consider reducing your block range.", None),
     (-32005, "limit exceeded", None),
+    (
+        -32600,
+        "Under the Free tier plan, you can make eth_getLogs requests with up to a 10 block range. Based on your "
+        "parameters, this block range should work: [0x1180fca, 0x1180fd3]. Upgrade to PAYG for expanded block range.",
+        10,
+    ),
+    (-32602, "Log response size exceeded. Please reduce query block range.", None),
+    (-32000, "requested too many blocks from 0 to 5000000, maximum is set to 2048", 2_048),
+    (-32000, "eth_getLogs request exceeds the range allowed for your plan (5000 > 1024)", 1_024),
+    (-32000, "block range too large (2000), maximum allowed is 1000 blocks", 1_000),
+    (-32000, "block range is larger than max block range, block range = 5120, max block range = 5000", 5_000),
+    (-32000, "block range is bigger than maxBlockRange", None),
+    (-32600, "block range too high", None),
+    (-32000, "block range is too wide (maximum 1024)", 1_024),
+    (-32000, "block range exceeds 1000", 1_000),
+    (-32000, "maximum [from, to] blocks distance: 1000", 1_000),
+    (-32000, "eth_getLogs range is too large, max is 10k blocks", 10_000),
+    (-32614, "eth_getLogs and eth_newFilter are limited to a 10,000 blocks range", 10_000),
+    (-32000, "eth_getLogs is limited to 1024 block", 1_024),
+    (-32602, "invalid params: range 9009594 is bigger than range limit 2000", 2_000),
+    (-32000, "query must be smaller than size 1024", 1_024),
+    (-32000, "response size should not greater than 10000000 bytes", None),
+    (-32000, "More than 50000 logs returned", None),
+    (-32000, "context deadline exceeded", None),
+    (-32603, "upstream request timeout", None),
+    (-32602, "eth_getLogs is limited to 0 - 10000 blocks range", 10_000),
+    (-32012, "Range too large; max block range 1000", 1_000),
+    (-32701, "maximum block range: 50,000", 50_000),
 ]
+OF_BLOCKS = {
+    "range 1000000 exceeds limit of 10000",
+    "block range is too wide",
+    "eth_getLogs is limited to a 10,000 range",
+    "You can make eth_getLogs requests with up to a 500 block range. Based on your parameters, this block range "
+    "should work: [0x123c9b2, 0x123cba5]",
+    "query exceeds max block range 100000",
+    "Requested range exceeds maximum range limit",
+    "please limit the query to at most 1000 blocks",
+    "requested too many blocks from 0 to 5000000, maximum is set to 2048",
+    "eth_getLogs request exceeds the range allowed for your plan (5000 > 1024)",
+    "Block range limit exceeded. See more details in the documentation.",
+}
+OF_RESULTS = {
+    "query returned more than 10000 results. Try with this block range [0xBDE5F8, 0xBDF9DF].",
+    "query exceeds max results 20000, retry with the range 24383075-24383096",
+    "Too many logs requested. Max logs per response is 20000.",
+    "Log response size exceeded. Please reduce query block range.",
+    "query timeout exceeded. Consider reducing your block range.",
+    "More than 50000 logs returned",
+    "limit exceeded",
+}
 OTHER_WORDS = [
     (-32602, "block range extends beyond current head block", Refusal.OTHER),
     (-32000, "invalid block range params", Refusal.OTHER),
@@ -55,6 +105,18 @@ OTHER_WORDS = [
     (429, "Your app has exceeded its compute units per second capacity.", Refusal.RATE),
     (-32029, "Too Many Requests", Refusal.RATE),
     (-32007, "50/second request limit reached", Refusal.RATE),
+    (-32005, "You've exceeded the RPS limit available on the current plan.", Refusal.RATE),
+    (-32005, "project ID request rate exceeded", Refusal.RATE),
+    (-32005, "exceeded project rate limit", Refusal.RATE),
+    (15, "Too many request, try again later", Refusal.RATE),
+    (-32000, "Application has exceeded its throughput limit", Refusal.RATE),
+    (-32000, "You have reached the quota of your plan", Refusal.RATE),
+    (-32016, "over rate limit", Refusal.RATE),
+    (429, "Monthly capacity limit exceeded.", Refusal.RATE),
+    (-32000, "pruned history unavailable", Refusal.OTHER),
+    (-32000, "height is not available (requested height: 138913957, base height: 155251499)", Refusal.OTHER),
+    (-32701, "Archive requests require a personal token.", Refusal.OTHER),
+    (-32000, "no backend is currently healthy to serve traffic", Refusal.OTHER),
     (-32600, "batch too large", Refusal.BATCH),
     (-32005, "Batch size limit exceeded", Refusal.BATCH),
     (-32600, "batching is not allowed on your plan", Refusal.BATCH),
@@ -71,6 +133,12 @@ def test_a_limit_on_logs_is_known_by_its_words(code: int, message: str, blocks: 
 @pytest.mark.parametrize(("code", "message", "kind"), OTHER_WORDS)
 def test_what_is_not_a_limit_on_logs_is_not_taken_for_one(code: int, message: str, kind: Refusal) -> None:
     assert classify(code, message) is kind
+
+
+def test_a_limit_on_blocks_is_told_from_one_on_what_is_in_them() -> None:
+    assert {words for words in OF_BLOCKS | OF_RESULTS if limits_blocks(words)} == OF_BLOCKS
+    known = {words for _, words, _ in SIZE_WORDS}
+    assert known >= OF_BLOCKS | OF_RESULTS
 
 
 def test_a_range_is_halved_down_to_one_block_and_never_below() -> None:

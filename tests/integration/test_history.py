@@ -38,7 +38,7 @@ from vaultevents.store.webhooks import delete_webhook
 pytestmark = pytest.mark.integration
 
 NOTHING = Health(
-    {"scheduled": 0, "parked": 0, "delivered": 0, "exhausted": 0, "cancelled": 0},
+    {"scheduled": 0, "parked": 0, "delivered": 0, "exhausted": 0, "cancelled": 0, "withdrawn": 0},
     oldest_pending_at=None,
     last_success_at=None,
     last_failure=None,
@@ -105,7 +105,7 @@ async def test_health_counts_what_was_delivered_and_what_fails(any_database: Dat
     await settle(any_database, [failed(worst, 13, status=None)])
     pending = await page(any_database, subscription.id, state="scheduled")
     assert await health(any_database, subscription.id) == Health(
-        {"scheduled": 4, "parked": 0, "delivered": 1, "exhausted": 1, "cancelled": 0},
+        {"scheduled": 4, "parked": 0, "delivered": 1, "exhausted": 1, "cancelled": 0, "withdrawn": 0},
         oldest_pending_at=min(facts.created_at for facts in pending),
         last_success_at=minute(10),
         last_failure=Failure(minute(13), None, "timeout"),

@@ -90,7 +90,7 @@ async def test_a_file_comes_from_each_form_of_gateway(form: str, asked: str) -> 
 
 REASONS = {
     Trouble.MISSING: "does not have the file (HTTP status 404)",
-    Trouble.HTTP_429: "limits the rate of requests (HTTP status 429)",
+    Trouble.HTTP_429: "limits the rate of requests for 60 s",
     Trouble.HTTP_500: "HTTP status 500",
     Trouble.HANG: "gives no whole file within 1 s",
     Trouble.DRIP: "gives no whole file within 1 s",

@@ -59,6 +59,8 @@ BROKEN = {
     "finished without saying when, or the other way round": [f"update deliveries set finished_at = db_now() {ONE}"],
     "pending for a deleted webhook": ["update webhooks set deleted_at = db_now()"],
     "cancelled for a webhook that is there": [f"update deliveries set state = 'cancelled', {FINISHED} {ONE}"],
+    "pending for an orphaned event": ["update events set orphaned_at = db_now()"],
+    "withdrawn, but its event is not orphaned": [f"update deliveries set state = 'withdrawn', {FINISHED} {ONE}"],
     "due for a webhook that is off": ["update webhooks set active = false"],
 }
 

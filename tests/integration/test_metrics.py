@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -33,8 +34,9 @@ from vaultevents import metrics
 from vaultevents.api import scraping
 from vaultevents.api.problems import CODES
 from vaultevents.api.server import ServerOptions, bind, serve, url_of
-from vaultevents.chain.endpoints import Counters, Endpoints
+from vaultevents.chain.endpoints import Counters, Endpoints, Line
 from vaultevents.core.errors import NodeFault, SourceUnavailable, WrongNetwork
+from vaultevents.core.nodes import CIRCUIT_STATES, UPSTREAMS
 from vaultevents.metrics import Stored, StreamFacts
 from vaultevents.store import gauges
 from vaultevents.store.deliveries import settle
@@ -52,9 +54,11 @@ FULL = Stored(
     oldest_due_s=1.0,
     notices_waiting=1,
     reports_pending=1,
+    events_orphaned=2,
     report_age_s=60.0,
     clock_offset_s=-0.5,
     streams={"logs": StreamFacts(position=90, age_s=4.0, stuck_s=0.0)},
+    nodes={("execution", "closed"): 2, ("beacon", "open"): 1},
 )
 
 Samples = dict[tuple[str, ...], float]
@@ -124,6 +128,16 @@ def test_the_lag_is_told_for_streams_whose_head_is_known(monkeypatch: pytest.Mon
     assert samples(FULL)["vaultevents_stream_lag", "logs"] == 0
 
 
+def test_nodes_are_told_by_their_upstream_and_state_and_never_by_name() -> None:
+    metrics.rate_limit("beacon")
+    metrics.hedge("second")
+    told = samples(FULL)
+    nodes = {(key[2], key[1]): value for key, value in told.items() if key[0] == "vaultevents_nodes"}
+    assert nodes == {**dict.fromkeys(product(UPSTREAMS, CIRCUIT_STATES), 0), **FULL.nodes}
+    assert of("vaultevents_node_rate_limits_total", told) == {"execution": 0, "beacon": 1, "ipfs": 0}
+    assert of("vaultevents_node_hedges_total", told) == {"first": 0, "second": 1}
+
+
 async def many_states(database: Database) -> dict[str, int]:
     """Deliveries in every state, more of them here than there."""
     outbox, kept = await some_deliveries(database, 40)
@@ -138,7 +152,7 @@ async def many_states(database: Database) -> dict[str, int]:
     found_states = await states(database)
     assert found_states == {"delivered": 25, "exhausted": 6, "scheduled": 21, "parked": 12, "cancelled": 12}
     assert kept.webhook.active
-    return found_states
+    return {**found_states, "withdrawn": 0}
 
 
 async def test_few_deliveries_are_counted(any_database: Database) -> None:
@@ -186,12 +200,13 @@ async def test_the_offset_of_the_clocks_is_told(database: Database) -> None:
 
 
 async def test_what_is_wrong_with_nodes_is_counted_by_its_kind() -> None:
-    node = SimpleNamespace(name="https://node.example#12345678")
+    line = Line("https://node.example#12345678", "execution", Counters(), attempts=1, wait_s=0.0, set_aside_s=1.0)
+    node = SimpleNamespace(name=line.name, line=line)
 
     async def admitted(_: object) -> None:
         return None
 
-    endpoints = Endpoints([node], admitted, Counters(), set_aside_s=1.0)
+    endpoints = Endpoints([node], admitted)
     errors = (NodeFault(node.name, "x"), SourceUnavailable(node.name, "y"), WrongNetwork("z"))
     for error in errors:
 

@@ -17,7 +17,7 @@ from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.store.pool import Database
 from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.reader import MOST_SEEN, Reader
-from vaultevents.watch.source import Reading
+from vaultevents.watch.source import Forked, Known, Reading
 from vaultevents.watch.watcher import run
 from worlds import add_vault, open_at, reading, register, rows
 
@@ -65,9 +65,19 @@ def cursor(position: int = 9, stop: int | None = 59, anchor: str | None = "h9") 
     return Cursor(1, "logs", "live" if stop is None else "backfill", 0, position, anchor, stop)
 
 
+async def nothing_known() -> Known:
+    return {}
+
+
+async def next_span(reader: Reader, at: Cursor) -> Span | None:
+    found = await reader.next_span(at, nothing_known)
+    assert not isinstance(found, Forked)
+    return found[0]
+
+
 async def turn(reader: Reader, at: Cursor, registry: Registry = REGISTRIES[0]) -> tuple[Span, Cursor]:
     """The next span, read; and the cursor behind it."""
-    span, _ = await reader.next_span(at)
+    span = await next_span(reader, at)
     assert span is not None
     return span, at.moved(span.last, (await reader.read(span, at, registry)).anchor)
 
@@ -76,7 +86,7 @@ async def drained(source: Written, at: Cursor, step: int = 10) -> list[Span]:
     """All spans up to the end, each once."""
     spans = []
     with closing(Reader(source, step)) as reader:
-        while (await reader.next_span(at))[0] is not None:
+        while await next_span(reader, at) is not None:
             span, at = await turn(reader, at)
             spans.append(span)
     return spans

@@ -142,7 +142,7 @@ ADDITIONS: list[Json] = [
     st.sampled_from([3, 50, 700, 5000, 10**6]),
     randoms,
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_every_layout_and_cut_gives_the_same(
     records: list[ValidatorRecord], frame: Json, addition: Json, style: str, mix: bool, mean: int, rng: random.Random
 ) -> None:
@@ -163,7 +163,7 @@ def test_every_layout_and_cut_gives_the_same(
 
 
 @given(record_lists, st.integers(1, 10**6), st.sampled_from([100, 5000, 10**6]), randoms)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_body_that_ends_early_is_never_taken_for_a_whole_one(
     records: list[ValidatorRecord], lost: int, mean: int, rng: random.Random
 ) -> None:
@@ -173,7 +173,7 @@ def test_a_body_that_ends_early_is_never_taken_for_a_whole_one(
 
 
 @given(record_lists.filter(lambda found: len(found) > 1), st.data(), randoms)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_record_lost_doubled_or_moved_is_noticed(
     records: list[ValidatorRecord], data: st.DataObject, rng: random.Random
 ) -> None:
@@ -191,7 +191,7 @@ def test_a_record_lost_doubled_or_moved_is_noticed(
 
 
 @given(record_lists, st.booleans(), st.sampled_from([10, 3000]), randoms)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_an_optimistic_or_unfinal_state_is_refused_wherever_it_says_so(
     records: list[ValidatorRecord], before: bool, mean: int, rng: random.Random
 ) -> None:
@@ -203,7 +203,7 @@ def test_an_optimistic_or_unfinal_state_is_refused_wherever_it_says_so(
 
 
 @given(record_lists, st.sampled_from([8, 64]), st.sampled_from([7, 300, 10**6]), randoms)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_the_ssz_of_a_state_gives_what_its_json_gives(
     records: list[ValidatorRecord], roots: int, mean: int, rng: random.Random
 ) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.property
 BLOCKS = 150
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     seed=st.integers(0, 2**32),
     live_step=st.integers(1, 30),

@@ -40,6 +40,11 @@ def _add_resends(app: FastAPI, desk: Desk) -> None:
             asked_at = await resends.request_resend(connection, caller.key.account_id, webhook_id, event_id)
             if asked_at is None:
                 raise Problem("not_found", "there is no delivery of this event to this webhook")
+            if isinstance(asked_at, resends.Orphaned):
+                raise Problem(
+                    "event_orphaned",
+                    "the block of this event is no longer on the chain, so it is not sent: ask again when it is back",
+                )
         return _accepted(models.ResendAsked(event_id=event_id, requested_at=asked_at))
 
     @app.post(

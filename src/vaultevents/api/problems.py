@@ -37,6 +37,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "request_timeout": (408, "The request did not arrive in time"),
     "idempotency_conflict": (409, "The Idempotency-Key was used for another request"),
     "webhook_limit_reached": (409, "The account has as many webhooks as it may"),
+    "event_orphaned": (409, "The event's block is no longer on the chain"),
     "body_too_large": (413, "The body is too large"),
     "media_type_unsupported": (415, "The body must be JSON"),
     "validation_failed": (422, "The request is not valid"),

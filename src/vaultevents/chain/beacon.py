@@ -11,19 +11,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 
 import aiohttp
 
 from vaultevents.chain import beaconwire
 from vaultevents.chain.beaconnode import JSON, SSZ, BeaconCounters, BeaconNode
-from vaultevents.chain.endpoints import Endpoints, node_name
 from vaultevents.chain.idlists import VALIDATORS, IdLists
-from vaultevents.chain.jsonrpc import Patience, new_session
+from vaultevents.chain.jsonrpc import Patience
 from vaultevents.chain.scan import ListScan, Scan
 from vaultevents.chain.statescan import KNOWN_FORKS, StateScan
+from vaultevents.chain.upstream import UpstreamNodes
 from vaultevents.core.chaintime import ChainTime
-from vaultevents.core.errors import ConfigError, InputError, NodeFault, SourceUnavailable, WrongNetwork
+from vaultevents.core.errors import ConfigError, NodeFault, SourceUnavailable
 from vaultevents.core.units import Address, Hash32, hex_text
 from vaultevents.core.validators import ValidatorRecord
 
@@ -76,9 +75,7 @@ class BeaconOptions:
 
     @property
     def patience(self) -> Patience:
-        return Patience(
-            self.connect_timeout_s, self.total_timeout_s, self.answer_limit_bytes, 1, self.attempts, self.retry_wait_s
-        )
+        return Patience(self.connect_timeout_s, self.total_timeout_s, self.answer_limit_bytes, batch_size=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +107,7 @@ class Refresh:
     newest: list[ValidatorRecord]
 
 
-class BeaconChain:
+class BeaconChain(UpstreamNodes[BeaconNode, BeaconIdentity, BeaconCounters]):
     """Async context manager over the beacon nodes of one network, the first URL preferred.
 
     Every method raises `SourceUnavailable` when no node can answer (or its child `NodeFault`), and `WrongNetwork` when
@@ -120,66 +117,27 @@ class BeaconChain:
     def __init__(
         self, urls: Sequence[str], options: BeaconOptions | None = None, *, clock: Callable[[], float] = time.time
     ) -> None:
-        self.counters = BeaconCounters()
-        self.nodes = tuple(node_name(url) for url in urls)
-        self._urls = tuple(urls)
         self._options = options or BeaconOptions()
+        super().__init__("beacon", urls, self._options.patience, BeaconCounters())
         self._clock = clock
         self._id_lists = IdLists(self._options.ids_per_post, self._options.ids_per_get, self.counters)
-        self._expected: BeaconIdentity | None = None
         self._highest: Finality | None = None
         self._in_sync: dict[str, int] = {}
-        self._session: aiohttp.ClientSession | None = None
-        self._endpoints: Endpoints[BeaconNode] | None = None
-        if len(set(self.nodes)) < len(self.nodes):
-            raise InputError("the same beacon node URL is configured twice: a stand-in needs another node")
-        if not urls:
-            raise InputError("no beacon node is configured: name the URL of at least one")
 
-    async def __aenter__(self) -> BeaconChain:
+    def _node(self, url: str, session: aiohttp.ClientSession) -> BeaconNode:
         options = self._options
-        self._session = new_session(options.patience)
         scan = aiohttp.ClientTimeout(
             total=options.scan_total_s, sock_connect=options.connect_timeout_s, sock_read=options.scan_idle_s
         )
-        nodes = [BeaconNode(url, self._session, options.patience, scan, self.counters) for url in self._urls]
-        self._endpoints = Endpoints(nodes, self._admit, self.counters, set_aside_s=options.set_aside_s)
-        return self
+        line = self._line(url, attempts=options.attempts, wait_s=options.retry_wait_s, set_aside_s=options.set_aside_s)
+        return BeaconNode(url, session, options.patience, scan, line, self.counters)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._session is not None:
-            await self._session.close()
-
-    @property
-    def _open(self) -> Endpoints[BeaconNode]:
-        if self._endpoints is None:
-            raise RuntimeError("use 'async with BeaconChain(...)'")
-        return self._endpoints
-
-    async def identity(self) -> BeaconIdentity:
-        """Genesis and time of the node in use."""
-        return await self._open.ask(_identity)
-
-    def expect(self, identity: BeaconIdentity) -> None:
-        """From now on no answer is taken from a node before it has shown this identity."""
-        self._expected = identity
-        self._open.forget_admissions()
-
-    async def _admit(self, node: BeaconNode) -> None:
-        if self._expected is None:
-            return
-        shown = await _identity(node)
-        if shown != self._expected:
-            raise WrongNetwork(
-                f"{node.name} belongs to another network ({shown}) than this database ({self._expected}): "
-                "correct its URL, or use the database of that network"
-            )
+    async def _identify(self, node: BeaconNode) -> BeaconIdentity:
+        return await _identity(node)
 
     async def finality(self) -> Finality:
         """The newest finality of the node in use; never older than what this object has seen before."""
-        return self._seen(await self._open.ask(self._finality))
+        return self._seen(await self._open.ask(self._finality, hedge=True))
 
     def _seen(self, found: Finality) -> Finality:
         if self._highest is None or found.epoch >= self._highest.epoch:  # two may ask at the same time
@@ -192,7 +150,7 @@ class BeaconChain:
         It is not proven as in `finality`. That the node follows the chain is looked at once an epoch, because one that
         does not has nothing new either.
         """
-        return await self._open.ask(self._finalized_epoch)
+        return await self._open.ask(self._finalized_epoch, hedge=True)
 
     async def _finalized_epoch(self, node: BeaconNode) -> int:
         now_s = int(self._clock())

@@ -16,8 +16,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from vaultevents.chain.endpoints import MAX_RETRY_AFTER_S, Counters, Passing, TooSlow, node_name, patiently, scrub
-from vaultevents.chain.jsonrpc import Patience
+from vaultevents.chain.endpoints import Counters, Line, Passing, RateLimited, TooSlow, scrub
+from vaultevents.chain.jsonrpc import Patience, asked_pause_s
 from vaultevents.core.errors import SourceUnavailable
 
 JSON = "application/json"
@@ -68,9 +68,11 @@ class BeaconNode:
         session: aiohttp.ClientSession,
         patience: Patience,
         stream_timeout: aiohttp.ClientTimeout,
+        line: Line,
         counters: BeaconCounters,
     ) -> None:
-        self.name = node_name(url)
+        self.name = line.name
+        self.line = line
         self.takes_post = True
         self.gives_ssz = True
         self._url = url
@@ -111,7 +113,7 @@ class BeaconNode:
             return sink
 
         ask = partial(self._exchange, "GET", self._at(path), None, {"accept": accept}, self._stream_timeout, read)
-        return await patiently(ask, 1, 0.0, self._counters)
+        return await self.line.ask(ask, attempts=1)
 
     async def _whole(
         self, method: str, path: str, url: URL, body: bytes | None, allowed: frozenset[int]
@@ -131,7 +133,7 @@ class BeaconNode:
             return bytes(content)
 
         ask = partial(self._exchange, method, url, body, {}, None, read)
-        return await patiently(ask, self._patience.attempts, self._patience.wait_s, self._counters)
+        return await self.line.ask(ask)
 
     async def _exchange(
         self,
@@ -179,16 +181,9 @@ class BeaconNode:
         if status in allowed:
             return Refused(problem)
         if status == 429:
-            wait_s = _seconds(response.headers.get("retry-after"))
-            if wait_s > MAX_RETRY_AFTER_S:
-                raise SourceUnavailable(self.name, f"limits the rate of requests for {wait_s:g} s")
-            raise Passing(self.name, "limits the rate of requests (HTTP status 429)", wait_s)
+            raise RateLimited(self.name, "HTTP status 429", asked_pause_s(response))
         if status >= 500:
             raise Passing(self.name, problem)
         if status in (401, 403):
             problem += "; is the URL (with its key) right?"
         raise SourceUnavailable(self.name, problem)
-
-
-def _seconds(text: str | None) -> float:
-    return float(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else 0.0

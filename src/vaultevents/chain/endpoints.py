@@ -1,15 +1,22 @@
 """Several URLs of one kind of upstream: how they are shown, how patiently each is asked, and which one is asked next.
 
+    question ─▶ the first node in use ─┬─ answers in time ──────────────────────────────▶ its answer
+                (pacing.py: when)      ├─ is late, and the question is cheap: the next one, too; the first answer wins
+                                       └─ fails (circuits.py: for how long) ─▶ the next node, those set aside last
+
 A URL may hold a secret in its path, query or user part, so only `node_name` and `scrub` put anything of it into text.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import ceil
 from typing import Generic, Protocol, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -18,12 +25,20 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity.wait import wait_random_exponential
 
 from vaultevents import metrics
+from vaultevents.chain.circuits import Circuit
+from vaultevents.chain.pacing import Lateness, Pace
+from vaultevents.chain.refusals import RangeSize
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, WrongNetwork
+from vaultevents.core.nodes import NodeMemory, Upstream
 
 _log = structlog.get_logger()
 
 MAX_RETRY_AFTER_S = 5.0
-"""A node that asks for a longer pause is not waited for: another one is asked."""
+"""A node that asks for a longer pause is not waited for, not even when it is alone."""
+LONGEST_QUEUE_S = 1.0
+"""Who would wait longer for the pace of a node asks another one, where there is one."""
+LATE_IN_A_ROW = 3
+"""So many late answers, with none in time between them, are a failure."""
 _RECONNECT_S = (0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
 _SHORTEST_SECRET = 6
 _ANY_URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,15}://\S+", re.IGNORECASE)
@@ -43,29 +58,149 @@ class Counters:
     full_proofs: int = 0  # blocks whose bloom was rebuilt from all of their logs
     full_proofs_refused: int = 0  # blocks whose logs are more than the node gives at once
     second_opinions: int = 0  # blocks for which another node was asked
+    rate_limited: int = 0  # refused because there were too many
+    hedges: int = 0  # questions put to a second node because the first was late
 
 
 class Passing(SourceUnavailable):
-    """May be over in a moment, so the same node is asked again; `patiently` turns what stays into its parent."""
+    """May be over in a moment, so the same node is asked again; `Line.ask` turns what stays into its parent."""
+
+
+class RateLimited(Passing):
+    """The node wants fewer requests; all of them wait for `retry_after_s`, where it says so."""
 
     def __init__(self, node: str, problem: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(node, problem)
+        super().__init__(node, f"limits the rate of requests ({problem})")
         self.retry_after_s = retry_after_s
+
+
+class _Held(SourceUnavailable):
+    """The node has asked to be left alone for `pause_s`, and is."""
+
+    def __init__(self, node: str, pause_s: float) -> None:
+        super().__init__(node, f"limits the rate of requests for {ceil(pause_s)} s")
+        self.pause_s = pause_s
 
 
 class TooSlow(SourceUnavailable):
     """No whole answer within the deadline: what was asked may be too much for the node, or the node is gone."""
 
 
-class Named(Protocol):
+T = TypeVar("T")
+
+
+class Line:
+    """How one node is asked: its pace, its circuit, and how often it is asked again after a passing fault.
+
+    `log_range`: how much is asked at once, of a node that has logs. `is_alone` says whether no other node can be asked
+    instead; `Endpoints` answers it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        upstream: Upstream,
+        counters: Counters,
+        *,
+        attempts: int,
+        wait_s: float,
+        set_aside_s: float,
+        log_range: RangeSize | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.log_range = log_range
+        self.upstream = upstream
+        self.counters = counters
+        self.clock = clock
+        self.pace = Pace()
+        self.circuit = Circuit(set_aside_s, clock())
+        self.lateness = Lateness()
+        self.late_in_a_row = 0
+        self.at_fault = False
+        self.is_alone: Callable[[], bool] = lambda: True
+        self._attempts = attempts
+        self._wait_s = wait_s
+
+    async def ask(self, exchange: Callable[[], Awaitable[T]], attempts: int | None = None) -> T:
+        """Exchange when it is time for it, and again while the fault is a passing one.
+
+        Raises `SourceUnavailable` with the last fault, or when the node wants a longer pause than it is waited for.
+        """
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(Passing),
+            stop=stop_after_attempt(attempts or self._attempts),
+            wait=wait_random_exponential(multiplier=self._wait_s, max=MAX_RETRY_AFTER_S),
+            before_sleep=self._count_retry,
+            reraise=True,
+        )
+        try:
+            return await retrying(partial(self._exchange, exchange))
+        except Passing as error:
+            lasting = SourceUnavailable(error.node, error.problem)
+        raise lasting
+
+    async def _exchange(self, exchange: Callable[[], Awaitable[T]]) -> T:
+        await self._turn()
+        sent_at = self.clock()
+        try:
+            return await exchange()
+        except RateLimited as error:
+            self.pace.refused(sent_at, self.clock(), error.retry_after_s)
+            self.counters.rate_limited += 1
+            metrics.rate_limit(self.upstream)
+            self._check_held()
+            raise
+
+    async def _turn(self) -> None:
+        """Waits until the node may be asked; what it says to one question holds for all that wait."""
+        while True:
+            self._check_held()
+            wait_s = self.pace.book(self.clock()) - self.clock()
+            if wait_s <= 0:
+                return
+            await asyncio.sleep(wait_s)
+            if not self.pace.held_s(self.clock()):
+                return
+
+    def _check_held(self) -> None:
+        now = self.clock()
+        held_s = self.pace.held_s(now)
+        if self.is_alone():
+            leaves = held_s > MAX_RETRY_AFTER_S
+        else:
+            leaves = held_s > 0 or self.pace.due(now) - now > LONGEST_QUEUE_S
+        if leaves:
+            raise _Held(self.name, self.pace.due(now) - now)
+
+    def _count_retry(self, _: RetryCallState) -> None:
+        self.counters.retries += 1
+
+    def memory(self) -> NodeMemory:
+        """What is known of the node now."""
+        now = self.clock()
+        state, rate = self.circuit.state(now), self.pace.requests_per_s
+        logs = None if self.log_range is None else self.log_range.limit
+        return NodeMemory(self.name, state, self.circuit.problem, now - self.circuit.since, rate, logs)
+
+    def recall(self, memory: NodeMemory) -> None:
+        """What was learned before the last start. Whether the node answers has to be seen anew."""
+        if memory.requests_per_s is not None:
+            self.pace.recall(memory.requests_per_s, self.clock())
+        if memory.logs is not None and self.log_range is not None:
+            self.log_range.recall(memory.logs)
+
+
+class Node(Protocol):
     """Anything that can be asked; `name` is its redacted name."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def line(self) -> Line: ...
 
 
-T = TypeVar("T")
-N = TypeVar("N", bound=Named)
+N = TypeVar("N", bound=Node)
 
 
 def node_name(url: str, schemes: tuple[str, str] = ("http", "https")) -> str:
@@ -108,31 +243,6 @@ def _secrets(url: str) -> list[str]:
     return sorted((piece for piece in pieces if len(piece) >= _SHORTEST_SECRET), key=len, reverse=True)
 
 
-async def patiently(ask: Callable[[], Awaitable[T]], attempts: int, wait_s: float, counters: Counters) -> T:
-    """Ask up to `attempts` times while the fault is a passing one; raises `SourceUnavailable` with the last one."""
-    backoff = wait_random_exponential(multiplier=wait_s, max=MAX_RETRY_AFTER_S)
-
-    def wait(state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        return max(backoff(state), error.retry_after_s if isinstance(error, Passing) else 0.0)
-
-    def count(_: RetryCallState) -> None:
-        counters.retries += 1
-
-    retrying = AsyncRetrying(
-        retry=retry_if_exception_type(Passing),
-        stop=stop_after_attempt(attempts),
-        wait=wait,
-        before_sleep=count,
-        reraise=True,
-    )
-    try:
-        return await retrying(ask)
-    except Passing as error:
-        lasting = SourceUnavailable(error.node, error.problem)
-    raise lasting
-
-
 def reconnect_pauses() -> Iterator[float]:
     """How long to wait before a connection that ended is made anew, after the first end, the second and so on."""
     yield from _RECONNECT_S
@@ -143,43 +253,142 @@ def reconnect_pauses() -> Iterator[float]:
 class Endpoints(Generic[N]):
     """The nodes of one upstream, the first one preferred.
 
-    A node that fails is set aside for `set_aside_s` and the next is asked; those set aside come last, so that a
-    question fails only when every node has failed it. Last of all come those at fault: the head of a node on another
-    fork, up to which nobody else can read, would hold up the stream for good. `admit` is called before a node's first
-    use and again when it returns; it raises `WrongNetwork` for a node that must not be used (decision E10).
+    A node that fails is set aside, for longer each time that it fails its first question back, and the next is asked;
+    those set aside come last, so that a question fails only when every node has failed it. `admit` is called before a
+    node's first use and again when it returns; it raises `WrongNetwork` for a node that must not be used (E10).
     """
 
-    def __init__(
-        self,
-        nodes: Sequence[N],
-        admit: Callable[[N], Awaitable[None]],
-        counters: Counters,
-        *,
-        set_aside_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, nodes: Sequence[N], admit: Callable[[N], Awaitable[None]]) -> None:
         if not nodes:
             raise InputError("no node URL is configured: name at least one")
         self.nodes = tuple(nodes)
         self._admit = admit
-        self._counters = counters
-        self._set_aside_s = set_aside_s
-        self._clock = clock
-        self._until: dict[str, float] = {}
-        self._at_fault: set[str] = set()
         self._admitted: set[str] = set()
+        for node in nodes:
+            node.line.is_alone = partial(self.is_alone, node)
 
-    async def ask(self, question: Callable[[N], Awaitable[T]]) -> T:
-        """The first answer. Raises the last error, with all nodes named, when there is none."""
+    async def ask(self, question: Callable[[N], Awaitable[T]], *, hedge: bool = False) -> T:
+        """The first answer. Raises the last error, with all nodes named, when there is none.
+
+        With `hedge`, for questions that are cheap to repeat, the next node in use is asked too when the first one is
+        late. Every answer is of one node alone.
+        """
+        if hedge and len(self.nodes) > 1:
+            return await self._ask_hedged(question)
         errors: list[SourceUnavailable | WrongNetwork] = []
-        for node in self._order():
+        tried: list[N] = []
+        while (node := self._next(tried)) is not None:
+            tried.append(node)
             try:
-                await self._let_in(node)
-                return await question(node)
+                return await self._put(question, node)
             except (SourceUnavailable, WrongNetwork) as error:
-                self._set_aside(node, error)
                 errors.append(error)
         raise _all_failed(errors)
+
+    async def _ask_hedged(self, question: Callable[[N], Awaitable[T]]) -> T:
+        errors: list[SourceUnavailable | WrongNetwork] = []
+        tried: list[N] = []
+        running: dict[asyncio.Task[T], N] = {}
+        late: N | None = None
+        try:
+            while True:
+                if not running:
+                    node = self._next(tried)
+                    if node is None:
+                        raise _all_failed(errors)
+                    running[self._begin(question, node, tried)] = node
+                first = next(iter(running.values()))
+                other = None if late is not None else self._next_in_use(tried)
+                timeout_s = None if other is None else first.line.lateness.late_s
+                done, _ = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done and other is not None:
+                    late = first
+                    late.line.counters.hedges += 1
+                    running[self._begin(question, other, tried)] = other
+                for task in done:
+                    node = running.pop(task)
+                    try:
+                        answer = task.result()
+                    except (SourceUnavailable, WrongNetwork) as error:
+                        errors.append(error)
+                        continue
+                    self._note_lateness(late, node)
+                    return answer
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def _begin(self, question: Callable[[N], Awaitable[T]], node: N, tried: list[N]) -> asyncio.Task[T]:
+        tried.append(node)
+        on_trial = node.line.circuit.begin(node.line.clock())  # now: the task itself begins after others have chosen
+        task = asyncio.ensure_future(self._timed(question, node, on_trial))
+        if on_trial:
+            task.add_done_callback(lambda _: node.line.circuit.end())
+        return task
+
+    async def _timed(self, question: Callable[[N], Awaitable[T]], node: N, on_trial: bool) -> T:
+        """Also of a late answer that is given up something is learned: that it takes longer."""
+        line, begun_at = node.line, node.line.clock()
+        try:
+            answer = await self._judged(question, node, on_trial)
+        except asyncio.CancelledError:
+            if line.clock() - begun_at >= line.lateness.late_s:
+                line.lateness.answered(line.clock() - begun_at)
+            raise
+        line.lateness.answered(line.clock() - begun_at)
+        return answer
+
+    def _note_lateness(self, late: N | None, winner: N) -> None:
+        """A request that was given up is no failure of its node, but a node that is always late is no help."""
+        winner.line.late_in_a_row = 0
+        if late is None:
+            return
+        metrics.hedge("first" if winner is late else "second")
+        if winner is not late:
+            late.line.late_in_a_row += 1
+            if late.line.late_in_a_row >= LATE_IN_A_ROW:
+                late.line.late_in_a_row = 0
+                self._set_aside(late, TooSlow(late.name, f"was late {LATE_IN_A_ROW} times in a row"), on_trial=True)
+
+    async def ask_agreeing(self, question: Callable[[N], Awaitable[T]], facts: Callable[[T], object], enough: int) -> T:
+        """The first answer on whose `facts` as many as `enough` nodes agree; those that say otherwise are at fault.
+
+        Raises `SourceUnavailable` when no answer has so many.
+        """
+        answers: list[tuple[N, T]] = []
+        errors: list[BaseException] = []
+        tried: list[N] = []
+        best = 0
+        while asked := self._some(tried, enough - best):
+            tried += asked
+            found = await asyncio.gather(*(self._put(question, node) for node in asked), return_exceptions=True)
+            for node, answer in zip(asked, found, strict=True):
+                if not isinstance(answer, BaseException):
+                    answers.append((node, answer))
+                elif isinstance(answer, SourceUnavailable | WrongNetwork):
+                    errors.append(answer)
+                else:
+                    raise answer
+            for _, answer in answers:
+                agreeing = [node for node, other in answers if facts(other) == facts(answer)]
+                best = max(best, len(agreeing))
+                if len(agreeing) >= enough:
+                    for node in {node for node, _ in answers if node not in agreeing}:
+                        problem = f"says otherwise than {enough} nodes that agree"
+                        self._set_aside(node, NodeFault(node.name, problem), on_trial=False)
+                    return answer
+        told = "".join(f"; {error}" for error in errors)
+        raise SourceUnavailable(
+            f"all {len(self.nodes)} nodes",
+            f"at most {best} of them agree, and {enough} have to: wait until they do, or see which one is wrong{told}",
+        )
+
+    def _some(self, tried: Sequence[N], most: int) -> list[N]:
+        found: list[N] = []
+        while len(found) < most and (node := self._next([*tried, *found])) is not None:
+            found.append(node)
+        return found
 
     def is_alone(self, node: N) -> bool:
         """Whether no other node is in use beside this one."""
@@ -192,46 +401,99 @@ class Endpoints(Generic[N]):
         """
         for node in self._others(than):
             try:
-                await self._let_in(node)
-                return await question(node)
+                return await self._put(question, node, than)
             except (SourceUnavailable, WrongNetwork) as error:
-                if isinstance(error, SourceUnavailable) and error.node == than.name:
+                if _accuses(error, than):
                     raise
-                self._set_aside(node, error)
         return None
 
     def forget_admissions(self) -> None:
         """Every node must show itself again before its next use."""
         self._admitted.clear()
 
+    def memories(self) -> list[NodeMemory]:
+        """What is known of each node now, the preferred one first."""
+        return [node.line.memory() for node in self.nodes]
+
+    def recall(self, memories: Iterable[NodeMemory]) -> None:
+        """What was learned of these nodes before the last start."""
+        known = {memory.name: memory for memory in memories}
+        for node in self.nodes:
+            if node.name in known:
+                node.line.recall(known[node.name])
+
     def _others(self, than: N) -> list[N]:
-        return [node for node in self.nodes if node.name != than.name and self._usable(node)]
+        return [node for node in self.nodes if node.name != than.name and self._is_in_use(node)]
 
-    def _usable(self, node: N) -> bool:
-        return self._until.get(node.name, 0.0) <= self._clock()
+    def _is_in_use(self, node: N) -> bool:
+        return node.line.circuit.is_usable(node.line.clock())
 
-    def _order(self) -> list[N]:
-        waiting = [node for node in self.nodes if not self._usable(node)]
-        waiting.sort(key=lambda node: (node.name in self._at_fault, self._until[node.name]))
-        return [node for node in self.nodes if self._usable(node)] + waiting
+    def _next_in_use(self, tried: Sequence[N]) -> N | None:
+        return next((node for node in self.nodes if node not in tried and self._is_in_use(node)), None)
+
+    def _next(self, tried: Sequence[N]) -> N | None:
+        """The next node in use, else the one whose pause ends first, and one at fault only where no other is left.
+
+        The head of a node on another fork, up to which nobody else can read, would hold up the stream.
+        """
+        left = [node for node in self.nodes if node not in tried]
+        in_turn = min(left, key=lambda node: (node.line.at_fault, node.line.circuit.until), default=None)
+        return self._next_in_use(tried) or in_turn
+
+    async def _put(self, question: Callable[[N], Awaitable[T]], node: N, about: N | None = None) -> T:
+        circuit = node.line.circuit
+        on_trial = circuit.begin(node.line.clock())
+        try:
+            return await self._judged(question, node, on_trial, about)
+        finally:
+            if on_trial:
+                circuit.end()
+
+    async def _judged(
+        self, question: Callable[[N], Awaitable[T]], node: N, on_trial: bool, about: N | None = None
+    ) -> T:
+        """The answer of one node; whether there is one decides whether the node stays in use.
+
+        An error that names the node `about` which is asked is an answer.
+        """
+        begun_at = node.line.clock()
+        try:
+            await self._let_in(node)
+            answer = await question(node)
+        except (SourceUnavailable, WrongNetwork) as error:
+            if about is None or not _accuses(error, about):
+                self._set_aside(node, error, on_trial=on_trial)
+            raise
+        node.line.circuit.answered(begun_at, node.line.clock())
+        return answer
 
     async def _let_in(self, node: N) -> None:
         if node.name not in self._admitted:
             await self._admit(node)
             self._admitted.add(node.name)
 
-    def _set_aside(self, node: N, error: SourceUnavailable | WrongNetwork) -> None:
-        event = _count(self._counters, error)
-        metrics.node_failure(event)
+    def _set_aside(self, node: N, error: SourceUnavailable | WrongNetwork, *, on_trial: bool) -> None:
+        line = node.line
+        line.at_fault = isinstance(error, NodeFault)
         problem = error.problem if isinstance(error, SourceUnavailable) else str(error)
+        if isinstance(error, _Held):
+            line.circuit.hold(problem, error.pause_s, line.clock())
+            if error.pause_s <= MAX_RETRY_AFTER_S:
+                _log.info("node_held", node=node.name, problem=problem)
+                return
+        else:
+            line.circuit.failed(problem, line.clock(), on_trial=on_trial)
+        event = _count(line.counters, error)
+        metrics.node_failure(event)
         alone = len(self.nodes) == 1
         if not alone:
-            self._until[node.name] = self._clock() + self._set_aside_s
-            self._at_fault.discard(node.name)
-            if isinstance(error, NodeFault):
-                self._at_fault.add(node.name)
             self._admitted.discard(node.name)
-        _log.warning(event, node=node.name, problem=problem, set_aside_s=0.0 if alone else self._set_aside_s)
+        set_aside_s = 0.0 if alone else max(0.0, line.circuit.until - line.clock())
+        _log.warning(event, node=node.name, problem=problem, set_aside_s=round(set_aside_s, 1))
+
+
+def _accuses(error: SourceUnavailable | WrongNetwork, node: Node) -> bool:
+    return isinstance(error, SourceUnavailable) and error.node == node.name
 
 
 def _count(counters: Counters, error: SourceUnavailable | WrongNetwork) -> str:
@@ -254,4 +516,5 @@ def _all_failed(errors: Sequence[SourceUnavailable | WrongNetwork]) -> SourceUna
     unavailable = [error for error in errors if isinstance(error, SourceUnavailable)]
     if not unavailable:
         return WrongNetwork(f"no node can be used: {told}")
-    return type(unavailable[-1])(f"all {len(errors)} nodes", f"none could answer: {told}")
+    kind = SourceUnavailable if isinstance(unavailable[-1], _Held) else type(unavailable[-1])
+    return kind(f"all {len(errors)} nodes", f"none could answer: {told}")

@@ -9,18 +9,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
 from typing import Literal
 
 import aiohttp
 
 from vaultevents.chain import proofs, wire, withdrawals
-from vaultevents.chain.endpoints import Counters, Endpoints, node_name
-from vaultevents.chain.jsonrpc import Answer, Call, Patience, RpcFailure, RpcNode, new_session
+from vaultevents.chain.endpoints import Counters
+from vaultevents.chain.jsonrpc import Answer, Call, Patience, RpcFailure, RpcNode
 from vaultevents.chain.parts import Terms, header_call, read_block
 from vaultevents.chain.refusals import RangeSize
 from vaultevents.chain.spanlogs import LogRange, read_span
-from vaultevents.core.errors import ConfigError, InputError, SourceUnavailable, WrongNetwork
+from vaultevents.chain.upstream import UpstreamNodes
+from vaultevents.core.errors import ConfigError, InputError, SourceUnavailable
 from vaultevents.core.logs import Header, topics_of
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
@@ -30,6 +30,8 @@ from vaultevents.core.withdrawals import WithdrawalBlock
 __all__ = ["ExecutionChain", "ExecutionOptions", "HeadPolicy", "Identity", "LogRange"]
 
 _OLD_STATE = re.compile(r"missing trie|\bstate|prun|histor|archive|available|\bolder\b|header not found", re.IGNORECASE)
+CHEAP_BLOCKS = 8
+"""A live reading of no more is put to a second node when the first is late."""
 _NEAR_HEAD = re.compile(r"latest-([0-9]{1,6})")
 
 
@@ -62,15 +64,18 @@ class ExecutionOptions:
     `headers`: `every` reads and links each header in any case; with `edges` a reading may do with those of each range's
     first and last block and of blocks with logs.
     `suspicion_share`: of how many suspicious blocks (0 to 1) all logs are asked (C2).
+    `agreement`: how many nodes have to give the same logs; with 1 each node is held against itself and the chain alone.
     `lone_rereads`: how often a node without a stand-in is asked blocks on which it contradicts itself.
+    `log_range_start`: how many blocks are asked for at first of a node of which nothing is known; None: the most.
     `batches_at_once`: how many batches of blocks are asked for at the same time.
     """
 
     headers: Literal["every", "edges"] = "edges"
     suspicion_share: float = 1.0
+    agreement: int = 1
     batch_size: int = 100
     batches_at_once: int = 4
-    log_range_start: int = 10_000
+    log_range_start: int | None = None
     log_range_max: int = 10_000
     connect_timeout_s: float = 5.0
     total_timeout_s: float = 30.0
@@ -81,8 +86,9 @@ class ExecutionOptions:
     lone_rereads: int = 6
 
     def __post_init__(self) -> None:
-        batches = (self.batch_size, self.batches_at_once)
-        counts = (*batches, self.log_range_start, self.log_range_max, self.attempts, self.lone_rereads)
+        batches = (self.batch_size, self.batches_at_once, self.agreement)
+        start = self.log_range_max if self.log_range_start is None else self.log_range_start
+        counts = (*batches, start, self.log_range_max, self.attempts, self.lone_rereads)
         if min(counts) < 1 or self.answer_limit_bytes < 1:
             raise ConfigError("sizes, limits and attempts of the execution layer must be at least 1")
         if min(self.connect_timeout_s, self.total_timeout_s) <= 0 or min(self.retry_wait_s, self.set_aside_s) < 0:
@@ -97,8 +103,6 @@ class ExecutionOptions:
             self.total_timeout_s,
             self.answer_limit_bytes,
             self.batch_size,
-            self.attempts,
-            self.retry_wait_s,
         )
 
 
@@ -120,7 +124,7 @@ class Reverted:
     data: bytes
 
 
-class ExecutionChain:
+class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
     """Async context manager over the nodes of one network, the first URL preferred.
 
     Every method raises `SourceUnavailable` when no node can answer (or its children `NodeFault`, `RangeTooLarge`),
@@ -128,73 +132,31 @@ class ExecutionChain:
     """
 
     def __init__(self, urls: Sequence[str], *, head: HeadPolicy, options: ExecutionOptions | None = None) -> None:
-        self.counters = Counters()
-        self.nodes = tuple(node_name(url) for url in urls)
-        self._urls = tuple(urls)
         self._head = head
         self._options = options or ExecutionOptions()
-        self._expected: Identity | None = None
-        self._session: aiohttp.ClientSession | None = None
-        self._endpoints: Endpoints[RpcNode] | None = None
-        if len(set(self.nodes)) < len(self.nodes):
-            raise InputError("the same node URL is configured twice: a second opinion needs another node")
-        if not urls:
-            raise InputError("no execution node is configured: name the URL of at least one")
+        super().__init__("execution", urls, self._options.patience, Counters())
+        if self._options.agreement > len(urls):
+            raise ConfigError(
+                f"{self._options.agreement} nodes are to agree (execution.agreement), and {len(urls)} are configured: "
+                "name more in execution.urls"
+            )
 
-    async def __aenter__(self) -> ExecutionChain:
+    def _node(self, url: str, session: aiohttp.ClientSession) -> RpcNode:
         options = self._options
-        self._session = new_session(options.patience)
-        nodes = [
-            RpcNode(
-                url,
-                self._session,
-                options.patience,
-                RangeSize(options.log_range_start, options.log_range_max),
-                self.counters,
-            )
-            for url in self._urls
-        ]
-        self._endpoints = Endpoints(nodes, self._admit, self.counters, set_aside_s=options.set_aside_s)
-        return self
+        line = self._line(url, attempts=options.attempts, wait_s=options.retry_wait_s, set_aside_s=options.set_aside_s)
+        line.log_range = RangeSize(options.log_range_start or options.log_range_max, options.log_range_max)
+        return RpcNode(url, session, options.patience, line.log_range, line)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._session is not None:
-            await self._session.close()
-
-    @property
-    def _open(self) -> Endpoints[RpcNode]:
-        if self._endpoints is None:
-            raise RuntimeError("use 'async with ExecutionChain(...)'")
-        return self._endpoints
-
-    async def identity(self) -> Identity:
-        """Chain id and hash of block 0 of the node in use."""
-        return await self._open.ask(_identity)
-
-    def expect(self, identity: Identity) -> None:
-        """From now on no answer is taken from a node before it has shown this identity."""
-        self._expected = identity
-        self._open.forget_admissions()
-
-    async def _admit(self, node: RpcNode) -> None:
-        if self._expected is None:
-            return
-        shown = await _identity(node)
-        if shown != self._expected:
-            raise WrongNetwork(
-                f"{node.name} belongs to another network ({shown}) than this database ({self._expected}): "
-                "correct its URL, or use the database of that network"
-            )
+    async def _identify(self, node: RpcNode) -> Identity:
+        return await _identity(node)
 
     async def head(self) -> Header:
         """The header of the block up to which may be read. Never falls back to a less final one (C1)."""
-        return await self._open.ask(self._head_at)
+        return await self._open.ask(self._head_at, hedge=True)
 
     async def final_head(self) -> Header:
         """The header of the finalized block, whatever the policy: validators and withdrawals are read final (C1)."""
-        return await self._open.ask(partial(self._head_at, policy=HeadPolicy()))
+        return await self._open.ask(partial(self._head_at, policy=HeadPolicy()), hedge=True)
 
     async def _head_at(self, node: RpcNode, policy: HeadPolicy | None = None) -> Header:
         policy = policy or self._head
@@ -213,7 +175,42 @@ class ExecutionChain:
 
     async def header(self, number: int) -> Header:
         """The header at a height; `SourceUnavailable` when no node has it."""
-        return await self._open.ask(partial(_header, number=number))
+        return await self._open.ask(partial(_header, number=number), hedge=True)
+
+    @property
+    def reads_near_head(self) -> bool:
+        """Whether blocks are read that a reorganisation may still replace (C1)."""
+        return self._head.tag != "finalized"
+
+    async def headers(self, numbers: Sequence[int]) -> dict[int, Header]:
+        """The headers at these heights, all from one node; those that it does not have are left out."""
+
+        async def read(node: RpcNode) -> dict[int, Header]:
+            answers = await node.ask([header_call(number) for number in numbers])
+            found: dict[int, Header] = {}
+            for number, answer in zip(numbers, answers, strict=True):
+                if isinstance(answer, RpcFailure):
+                    raise SourceUnavailable(node.name, f"cannot give block {number}: {answer}")
+                block = wire.block(node.name, answer, number=number)
+                if block is not None:
+                    found[number] = block.header
+            return found
+
+        return await self._open.ask(read)
+
+    async def linked_headers(self, span: Span, anchor: Hash32 | None) -> dict[int, Header]:
+        """Every header of `span`, all from one node and linked; the first one to `anchor` where it is given."""
+
+        async def read(node: RpcNode) -> dict[int, Header]:
+            numbers = range(span.first, span.last + 1)
+            answers = await node.ask([header_call(number) for number in numbers])
+            found = [read_block(node, *one).header for one in zip(numbers, answers, strict=True)]
+            if anchor is not None:
+                proofs.check_parent(node.name, found[0], anchor)
+            proofs.check_headers(node.name, found)
+            return {header.number: header for header in found}
+
+        return await self._open.ask(read)
 
     async def read_logs(self, span: Span, watched: Watched, anchor: Hash32 | None, *, every: bool = True) -> LogRange:
         """All logs of the watched topics in `span`, from any emitter, proven as C2 says and all from one node.
@@ -224,7 +221,8 @@ class ExecutionChain:
         """
         if not watched:
             last = await self.header(span.last)
-            return LogRange([], {}, last, hex_text(last.parent_hash) if len(span) == 1 else None)
+            parent = hex_text(last.parent_hash) if len(span) == 1 else None
+            return LogRange([], {}, last, parent, {span.last: last})
         options = self._options
         terms = Terms(
             watched,
@@ -241,7 +239,9 @@ class ExecutionChain:
         async def read(node: RpcNode) -> LogRange:
             return await read_span(node, self._open, span, anchor, terms)
 
-        return await self._open.ask(read)
+        if options.agreement > 1:
+            return await self._open.ask_agreeing(read, LogRange.facts, options.agreement)
+        return await self._open.ask(read, hedge=every and len(span) <= CHEAP_BLOCKS)
 
     async def read_withdrawals(
         self, span: Span, anchor: Hash32 | None, last_index: int | None

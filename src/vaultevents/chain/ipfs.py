@@ -17,7 +17,7 @@ import asyncio
 import os
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -32,8 +32,10 @@ import structlog
 from yarl import URL
 
 from vaultevents import __version__
-from vaultevents.chain.endpoints import Counters, Endpoints, Passing, TooSlow, node_name, patiently, scrub
+from vaultevents.chain.endpoints import Counters, Endpoints, Line, Passing, RateLimited, TooSlow, node_name, scrub
+from vaultevents.chain.jsonrpc import asked_pause_s
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, VaulteventsError
+from vaultevents.core.nodes import NodeMemory
 from vaultevents.core.webhooks import AllowRule, UrlRules
 from vaultevents.egress import EgressRefused, Guard, open_session
 
@@ -100,9 +102,9 @@ class IpfsClient:
         self._open = open_for(Guard(_EVERYWHERE, lookup_timeout_s=limits.connect_s))
         self._guarded = open_for(self._guard)
         gateways = [
-            _Gateway(one, self._open, self._guarded, self._guard, limits, self.counters) for one in self._sources
+            _Gateway(one, self._open, self._guarded, self._guard, limits, self._line(one)) for one in self._sources
         ]
-        self._gateways = Endpoints(gateways, _any, self.counters, set_aside_s=limits.set_aside_s)
+        self._gateways = Endpoints(gateways, _any)
         return self
 
     async def __aexit__(
@@ -110,6 +112,25 @@ class IpfsClient:
     ) -> None:
         await self._open.close()
         await self._guarded.close()
+
+    def _line(self, source: _Source) -> Line:
+        limits = self._limits
+        return Line(
+            source.name,
+            "ipfs",
+            self.counters,
+            attempts=limits.attempts,
+            wait_s=limits.retry_wait_s,
+            set_aside_s=limits.set_aside_s,
+        )
+
+    def memories(self) -> list[NodeMemory]:
+        """What is known of each gateway now, the preferred one first."""
+        return self._gateways.memories()
+
+    def recall(self, memories: Iterable[NodeMemory]) -> None:
+        """What was learned of these gateways before the last start."""
+        self._gateways.recall(memories)
 
     async def fetch(self, cid: str, check: Check) -> bytes:
         """The bytes for which `check` returns; from the cache, else from the first gateway that has them.
@@ -133,7 +154,7 @@ class IpfsClient:
         try:
             async with asyncio.timeout(limits.gateway_s):
                 ask = partial(gateway.get, cid)
-                content = await patiently(ask, limits.attempts, limits.retry_wait_s, self.counters)
+                content = await gateway.line.ask(ask)
         except TimeoutError:
             raise TooSlow(gateway.name, f"gives no whole file within {limits.gateway_s:g} s") from None
         try:
@@ -183,15 +204,15 @@ class _Gateway:
         guarded: aiohttp.ClientSession,
         guard: Guard,
         limits: IpfsLimits,
-        counters: Counters,
+        line: Line,
     ) -> None:
         self.name = source.name
+        self.line = line
         self._source = source
         self._own = own
         self._guarded = guarded
         self._guard = guard
         self._limits = limits
-        self._counters = counters
 
     def scrubbed(self, text: str) -> str:
         return scrub(text, self._source.url)
@@ -219,7 +240,7 @@ class _Gateway:
         """The answer at `url`, or where it redirects to."""
         session, target = self._own, URL(url, encoded=True)
         for _ in range(self._limits.redirects + 1):
-            self._counters.requests += 1
+            self.line.counters.requests += 1
             async with session.request(
                 self._source.method, target, headers=_HEADERS, allow_redirects=False
             ) as response:
@@ -239,6 +260,9 @@ class _Gateway:
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         """The body, never more than the cap. What is refused is not read on: its connection is closed."""
+        if response.status == 429:
+            response.close()
+            raise RateLimited(self.name, "HTTP status 429", asked_pause_s(response))
         reason = self._reason_against(response)
         content = BytesIO()  # gives its bytes away without a copy
         while reason is None and (piece := await response.content.read(_CHUNK_BYTES)):
@@ -254,8 +278,6 @@ class _Gateway:
         """What the headers say against reading the body."""
         if response.status == 404:
             return "does not have the file (HTTP status 404)"
-        if response.status == 429:
-            return "limits the rate of requests (HTTP status 429)"
         if response.status != 200:
             return f"HTTP status {response.status}"
         if response.headers.get("content-encoding", "identity").lower() != "identity":

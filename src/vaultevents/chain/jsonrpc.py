@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -16,9 +17,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from vaultevents.chain.endpoints import MAX_RETRY_AFTER_S, Counters, Passing, TooSlow, node_name, patiently, scrub
+from vaultevents.chain.endpoints import Line, Passing, RateLimited, TooSlow, scrub
 from vaultevents.chain.refusals import RangeSize, Refusal, classify
 from vaultevents.core.errors import NodeFault, RangeTooLarge, SourceUnavailable
+from vaultevents.core.retries import retry_after_s
 
 _CHUNK_BYTES = 65536
 _HEADERS = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
@@ -27,14 +29,12 @@ _NO_BATCH_STATUS = frozenset({400, 405, 415, 422, 501})
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long and how much one node is waited for, and how often it is asked again after a passing fault."""
+    """How long and how much one answer of a node is waited for, and how many calls go into one request."""
 
     connect_s: float = 5.0
     total_s: float = 30.0
     answer_bytes: int = 32 * 2**20
     batch_size: int = 100
-    attempts: int = 3
-    wait_s: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class _Reply(msgspec.Struct):
 @dataclass(frozen=True, slots=True)
 class _Exchange:
     status: int
-    retry_after_s: float | None
+    retry_after_s: float
     content: bytearray | None  # None when it was more than the cap
 
 
@@ -105,18 +105,23 @@ def new_session(patience: Patience) -> aiohttp.ClientSession:
     )
 
 
+def asked_pause_s(response: aiohttp.ClientResponse) -> float:
+    """What the answer's `Retry-After` asks for, in seconds; 0 without it."""
+    return retry_after_s(response.headers.get("retry-after"), datetime.now(UTC))
+
+
 class RpcNode:
     """One node. `name` is its redacted name, `log_range` what was learned about its eth_getLogs limit."""
 
     def __init__(
-        self, url: str, session: aiohttp.ClientSession, patience: Patience, log_range: RangeSize, counters: Counters
+        self, url: str, session: aiohttp.ClientSession, patience: Patience, log_range: RangeSize, line: Line
     ) -> None:
-        self.name = node_name(url)
+        self.name = line.name
+        self.line = line
         self.log_range = log_range
         self._url = url
         self._session = session
         self._patience = patience
-        self._counters = counters
         self._batch_size = patience.batch_size
         self._ids = itertools.count(1)
 
@@ -130,9 +135,7 @@ class RpcNode:
         at_most = at_most or len(calls)
         while len(answers) < len(calls):
             part = calls[len(answers) : len(answers) + min(at_most, self._batch_size)]
-            outcome = await patiently(
-                partial(self._exchange, part), self._patience.attempts, self._patience.wait_s, self._counters
-            )
+            outcome = await self.line.ask(partial(self._exchange, part))
             match outcome:
                 case _Split.CALLS:
                     self._batch_size = max(1, len(part) // 2)
@@ -148,23 +151,23 @@ class RpcNode:
             {"jsonrpc": "2.0", "id": at, "method": call.method, "params": call.params}
             for at, call in zip(ids, calls, strict=True)
         ]
-        self._counters.requests += 1
+        self.line.counters.requests += 1
         exchange = await self._post(msgspec.json.encode(payload if len(calls) > 1 else payload[0]))
         if exchange.content is None or exchange.status == 413:
             return self._too_large(calls)
         if exchange.status == 429:
-            raise self._rate_limited("HTTP status 429", exchange.retry_after_s)
+            raise RateLimited(self.name, "HTTP status 429", exchange.retry_after_s)
         replies = self._replies(exchange, batch=len(calls) > 1)
         if isinstance(replies, _Split):
             return replies
-        return self._matched(calls, ids, replies)
+        return self._matched(calls, ids, replies, exchange.retry_after_s)
 
     async def _post(self, body: bytes) -> _Exchange:
         problem: SourceUnavailable
         try:
             async with self._session.post(self._url, data=body, allow_redirects=False) as response:
                 content = await self._read(response)
-                return _Exchange(response.status, _seconds(response.headers.get("retry-after")), content)
+                return _Exchange(response.status, asked_pause_s(response), content)
         except aiohttp.ConnectionTimeoutError:
             problem = SourceUnavailable(self.name, f"cannot be connected to within {self._patience.connect_s:g} s")
         except TimeoutError:
@@ -190,11 +193,6 @@ class RpcNode:
         if len(calls) > 1 and not any(call.is_log_range for call in calls):
             return _Split.BYTES
         raise RangeTooLarge(self.name, f"its answer to {calls[0].method} is too large")
-
-    def _rate_limited(self, problem: str, retry_after_s: float | None) -> SourceUnavailable:
-        if retry_after_s is not None and retry_after_s > MAX_RETRY_AFTER_S:
-            return SourceUnavailable(self.name, f"limits the rate of requests for {retry_after_s:g} s ({problem})")
-        return Passing(self.name, f"limits the rate of requests ({problem})", retry_after_s or 0.0)
 
     def _replies(self, exchange: _Exchange, *, batch: bool) -> list[_Reply] | _Split:
         status, content = exchange.status, exchange.content or b""
@@ -225,13 +223,15 @@ class RpcNode:
                 return RpcFailure(0, scrub(message, self._url))
             case error:
                 data = error.data if isinstance(error.data, str) and error.data.startswith("0x") else ""
-                return RpcFailure(error.code, scrub(error.message or "", self._url), data)
+                return RpcFailure(error.code, scrub(_words(error), self._url), data)
 
-    def _matched(self, calls: Sequence[Call], ids: Sequence[int], replies: Sequence[_Reply]) -> list[Answer] | _Split:
+    def _matched(
+        self, calls: Sequence[Call], ids: Sequence[int], replies: Sequence[_Reply], pause_s: float
+    ) -> list[Answer] | _Split:
         failures = {at: failure for at, reply in enumerate(replies) if (failure := self._failure(reply))}
         refusals = {failure.refusal: failure for failure in failures.values()}
         if Refusal.RATE in refusals:
-            raise self._rate_limited(str(refusals[Refusal.RATE]), None)
+            raise RateLimited(self.name, str(refusals[Refusal.RATE]), pause_s)
         if Refusal.BATCH in refusals and len(calls) > 1:
             return _Split.CALLS
         if len(replies) == 1 and len(calls) == 1 and replies[0].id is None and failures:
@@ -254,5 +254,10 @@ class RpcNode:
         return [by_id[at] for at in ids]
 
 
-def _seconds(text: str | None) -> float | None:
-    return float(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else None
+def _words(error: _Error) -> str:
+    """The message of an error, and its data where only they say what is meant."""
+    message = error.message or ""
+    if error.data is None or classify(error.code, message) is not Refusal.OTHER:
+        return message
+    whole = f"{message}: {msgspec.json.encode(error.data)[:1000].decode(errors='replace')}"
+    return message if classify(error.code, whole) is Refusal.OTHER else whole

@@ -11,7 +11,7 @@ from typing import TypeVar
 from vaultevents.chain import proofs, wire
 from vaultevents.chain.endpoints import Counters
 from vaultevents.chain.jsonrpc import Answer, Call, RpcFailure, RpcNode
-from vaultevents.chain.refusals import Refusal, allowed_blocks
+from vaultevents.chain.refusals import Refusal, allowed_blocks, limits_blocks
 from vaultevents.chain.wire import Sighting
 from vaultevents.core.errors import RangeTooLarge, SourceUnavailable
 from vaultevents.core.logs import Header
@@ -110,7 +110,8 @@ def read_logs(node: RpcNode, answer: Answer, span: Span, topics: Sequence[Hash32
     """What `range_call` asked for. Raises `RangeTooLarge`, having noted what the node says it allows."""
     if isinstance(answer, RpcFailure):
         if answer.refusal is Refusal.SIZE:
-            node.log_range.refused(len(span), allowed_blocks(answer.message))
+            words = answer.message
+            node.log_range.refused(len(span), allowed_blocks(words), by_blocks=limits_blocks(words))
             raise RangeTooLarge(node.name, f"refuses the logs of {len(span)} blocks from {span.first} on: {answer}")
         raise SourceUnavailable(node.name, f"cannot give the logs of blocks {span}: {answer}")
     sightings = wire.logs(node.name, answer)

@@ -7,7 +7,7 @@ range ─▶ logs + the header of the range's last block, in one batch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -29,13 +29,19 @@ class LogRange:
     """All logs of the two topics in a span, whoever emitted them, in chain order (C10, E3).
 
     `times_s` has the time of each block with a watched log; `last` is the header of the span's last block, `parent` the
-    hash of the block before the span, as its first header tells it.
+    hash of the block before the span, as its first header tells it, and `headers` are all that were read.
     """
 
     logs: list[Log]
     times_s: dict[int, int]
     last: Header
     parent: str | None
+    headers: dict[int, Header]
+
+    def facts(self) -> tuple[object, ...]:
+        """What is the same at every node that tells the truth."""
+        told = [replace(log, timestamp_s=None) for log in self.logs]  # a field that not every client adds
+        return self.last.hash, told, self.times_s
 
 
 async def read_span(
@@ -47,6 +53,7 @@ async def read_span(
     """
     logs: list[Log] = []
     times_s: dict[int, int] = {}
+    headers: dict[int, Header] = {}
     previous: Header | None = None
     parent = Hash32(b"")
     while previous is None or previous.number < span.last:
@@ -60,10 +67,11 @@ async def read_span(
             _check(node, part, previous, anchor, terms)
         logs += [one.log for one in part.everything()]
         times_s |= _times(part, terms)
+        headers |= part.headers
         if previous is None:
             parent = part.headers[part.span.first].parent_hash
         previous = part.headers[part.span.last]
-    return LogRange(logs, times_s, previous, hex_text(parent))
+    return LogRange(logs, times_s, previous, hex_text(parent), headers)
 
 
 async def _next_part(node: RpcNode, first: int, last: int, terms: Terms) -> Part:

@@ -97,7 +97,7 @@ def _authority(settings: Settings) -> Finding:
 
 
 async def _node(settings: Settings, url: SecretStr | None, database: Database) -> Finding:
-    alone = settings.execution.model_copy(update={"urls": () if url is None else (url,)})
+    alone = settings.execution.model_copy(update={"urls": () if url is None else (url,), "agreement": 1})
     what = "node"
     try:
         if url is not None:
@@ -176,12 +176,38 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         ],
         "no stream has been read yet: start 'vaultevents run'",
     )
+    if facts.nodes:
+        put_table(
+            ("node", "of", "circuit", "since", "blocks at once", "requests/s"),
+            [
+                (
+                    n.name,
+                    n.upstream,
+                    n.state,
+                    n.since.isoformat(timespec="seconds"),
+                    n.log_range,
+                    None if n.requests_per_s is None else f"{n.requests_per_s:.1f}",
+                )
+                for n in facts.nodes
+            ],
+            "",
+        )
+    for n in facts.nodes:
+        if n.problem is not None:
+            say(f"node        {n.name} since {n.since.isoformat(timespec='seconds')}: {n.problem}")
     for c in facts.cursors:
         if c.problem is not None:
             since = "" if c.problem_since is None else f" since {c.problem_since.isoformat(timespec='seconds')}"
             say(f"stalled     {c.stream} ({c.kind}){since}: {c.problem}")
     if facts.discovery_problem is not None:
         say(f"stalled     validators, withdrawals (not begun yet): {facts.discovery_problem}")
+    if facts.rewound_at is not None:
+        at = facts.rewound_at.isoformat(timespec="seconds")
+        say(f"rewinds     {facts.rewinds}, the last one at {at}; {facts.orphaned_events} events are orphaned now")
+    for orphan in facts.orphaned:
+        sent = f"delivered to {orphan.delivered} webhooks"
+        since = orphan.orphaned_at.isoformat(timespec="seconds")
+        say(f"orphaned    {orphan.event_id} ({orphan.account_id}) since {since}, {sent}")
     for setting, never in switched_off(settings).items():
         say(f"off         {', '.join(never)}: {setting} is empty")
     if facts.pending_reports:

@@ -5,7 +5,7 @@ A body is a pure function of chain data and the registry. It is encoded once, wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
@@ -197,20 +197,22 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An observation and the vault whose event it is."""
+    """An observation and the vault whose event it is.
+
+    `id` is `<event_type>_<account_ref_id>_<suffix>`: the deduplication key (interface §2.2).
+    """
 
     owner: Owner
     observation: Observation
+    id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        suffix = self.observation.payload.id_suffix(self.owner.vault_id)
+        object.__setattr__(self, "id", f"{self.event_type}_{self.owner.account_id}_{suffix}")
 
     @property
     def event_type(self) -> str:
         return self.observation.payload.event_type
-
-    @property
-    def id(self) -> str:
-        """`<event_type>_<account_ref_id>_<suffix>`: the deduplication key (interface §2.2)."""
-        suffix = self.observation.payload.id_suffix(self.owner.vault_id)
-        return f"{self.event_type}_{self.owner.account_id}_{suffix}"
 
 
 def project(observation: Observation, registry: Registry) -> list[Event]:

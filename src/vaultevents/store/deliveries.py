@@ -143,7 +143,13 @@ async def end_leases(database: Database) -> int:
 
 _END_LEASES = """
 with ended as (
-    select webhook_id, token from leases where until <= db_now() order by webhook_id, token for update skip locked
+    select webhook_id, token, delivery_ids from leases where until <= db_now()
+    order by webhook_id, token for update skip locked
+), doubtful as (
+    insert into interrupted select distinct e.seq
+    from ended cross join unnest(ended.delivery_ids) as each (id) join deliveries d on d.id = each.id
+        join events e on e.seq = d.event_seq and e.near_head
+    on conflict do nothing
 )
 delete from leases l using ended where l.webhook_id = ended.webhook_id and l.token = ended.token returning 1
 """
@@ -201,8 +207,8 @@ class Settled:
 async def settle(database: Database, settlements: Sequence[Settlement], parking: Parking = DEFAULT_PARKING) -> Settled:
     """Writes finished attempts, their deliveries' new states and the streaks of their webhooks.
 
-    A delivery that was cancelled or parked meanwhile keeps that state unless the attempt succeeded, or was the last
-    one of a parked delivery (D14). Nothing counts without its lease.
+    A delivery that was cancelled, parked or withdrawn meanwhile keeps that state unless the attempt succeeded, or was
+    the last one of a parked or withdrawn delivery (D14). Nothing counts without its lease.
     """
     if not settlements:
         return Settled(0)
@@ -215,6 +221,8 @@ async def settle(database: Database, settlements: Sequence[Settlement], parking:
         for webhook_id, seconds in sorted(_pauses(held).items()):
             await connection.execute(_PAUSE, webhook_id, seconds)
         changed = await _keep_streaks(connection, streaks, held, now, parking)
+        if last := sorted(one.delivery.id for one in held if one.state == "exhausted"):
+            await connection.execute(_EXHAUST_WITHDRAWN, last)
         exhausted = [Notice("delivery_exhausted", one.delivery.webhook_id) for one in held if one.state == "exhausted"]
         await record(connection, exhausted)
         for webhook_id in sorted({one.delivery.webhook_id for one in held if one.gone}):
@@ -265,6 +273,11 @@ def _column(values: list[Any]) -> list[Any] | None:
 
 _SETTLE = """
 select settle_deliveries(false, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
+"""
+
+# An event that comes back is not attempted more often than the schedule says.
+_EXHAUST_WITHDRAWN = """
+update deliveries set state = 'exhausted', finished_at = db_now() where id = any($1) and state = 'withdrawn'
 """
 
 _PAUSE = """

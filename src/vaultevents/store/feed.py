@@ -52,8 +52,8 @@ async def page(
 ) -> list[FeedEvent]:
     """The next events after a position; `since_ms` is inclusive, `until_ms` exclusive, both of `created_at`.
 
-    Quiet events are among them. Raises `CursorUnknown` for a position of another epoch, or one that this server has
-    not come to: it was restored to an earlier time.
+    Quiet events are among them, orphaned ones are not (C1). Raises `CursorUnknown` for a position of another epoch, or
+    one that this server has not come to: it was restored to an earlier time.
     """
     place = await connection.fetchrow(
         "select epoch, $1::text::xid8 < pg_snapshot_xmax(pg_current_snapshot()) as reached from feed",
@@ -77,7 +77,7 @@ async def page(
 
 _PAGE = """
 select id, body, committed_xid::text as xid, seq from events
-where account_id = $1 and (committed_xid, seq) > ($3::text::xid8, $4)
+where account_id = $1 and (committed_xid, seq) > ($3::text::xid8, $4) and orphaned_at is null
     and committed_xid < pg_snapshot_xmin(pg_current_snapshot())
     and ($5::bigint is null or created_at_ms >= $5) and ($6::bigint is null or created_at_ms < $6)
 order by committed_xid, seq limit $2
@@ -85,9 +85,9 @@ order by committed_xid, seq limit $2
 
 
 async def find(connection: Connection, account_id: str, event_id: str) -> bytes | None:
-    """The body of one event."""
+    """The body of one event that is not orphaned."""
     body: bytes | None = await connection.fetchval(
-        "select body from events where account_id = $1 and id = $2", account_id, event_id
+        "select body from events where account_id = $1 and id = $2 and orphaned_at is null", account_id, event_id
     )
     return body
 

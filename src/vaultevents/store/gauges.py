@@ -13,7 +13,7 @@ from vaultevents.metrics import Stored, StreamFacts
 from vaultevents.store.pool import Database
 
 COUNTED: Final = 10_000
-APART: Final = ("parked", "exhausted", "cancelled")
+APART: Final = ("parked", "exhausted", "cancelled", "withdrawn")
 
 
 async def read(database: Database, counted: int = COUNTED) -> Stored:
@@ -22,11 +22,14 @@ async def read(database: Database, counted: int = COUNTED) -> Stored:
         asked_s = time.time()
         now = await connection.fetchval("select db_now()")
         offset_s = now.timestamp() - (asked_s + time.time()) / 2
-        found = {row["kind"]: (row["seen"], row["estimate"]) for row in await connection.fetch(_SEEN, counted)}
+        seen = await connection.fetch(_SEEN, counted, list(APART))
+        found = {row["kind"]: (row["seen"], row["estimate"]) for row in seen}
         row = await connection.fetchrow(_GAUGES)
         cursors = await connection.fetch(_CURSORS)
+        circuits = await connection.fetch(_NODES)
     streams = {one["stream"]: StreamFacts(one["position"], one["age_s"], one["stuck_s"]) for one in cursors}
-    return Stored(deliveries=_by_state(found, counted), clock_offset_s=offset_s, streams=streams, **row)
+    nodes = {(one["upstream"], one["state"]): one["nodes"] for one in circuits}
+    return Stored(deliveries=_by_state(found, counted), clock_offset_s=offset_s, streams=streams, nodes=nodes, **row)
 
 
 def _by_state(found: Mapping[str, tuple[int, float]], counted: int) -> dict[str, int]:
@@ -53,7 +56,7 @@ with sizes as (
         where p.schemaname = current_schema() and p.tablename = 'deliveries' and p.attname = 'state'
             and common.state = s.state
     ) * (select rows from sizes where kind = 'deliveries') as estimate
-    from unnest(array['parked', 'exhausted', 'cancelled']) as s (state)
+    from unnest($2::text[]) as s (state)
     union all
     select kind, (select count(*) from (select from queue order by webhook_id, delivery_id limit $1) found), rows
     from sizes where kind = 'queue'
@@ -81,6 +84,7 @@ select
     ), 0)::float8 as oldest_due_s,
     (select count(*) from notices where finished_at is null) as notices_waiting,
     (select count(*) from reports where state = 'pending') as reports_pending,
+    (select count(*) from events where orphaned_at is not null) as events_orphaned,
     (select extract(epoch from db_now())::float8 - block_time_s from reports
         order by block_number desc, log_index desc limit 1) as report_age_s
 """
@@ -90,3 +94,5 @@ select stream, position, extract(epoch from db_now() - updated_at)::float8 as ag
     coalesce(extract(epoch from db_now() - problem_since), 0)::float8 as stuck_s
 from cursors where kind = 'live' order by stream
 """
+
+_NODES = "select upstream, state, count(*) as nodes from nodes group by upstream, state"

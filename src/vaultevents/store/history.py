@@ -9,8 +9,8 @@ from typing import Final, Literal, get_args
 from vaultevents.core.timing import NO_TIMING, Timing
 from vaultevents.store.pool import Connection, Record
 
-DeliveryState = Literal["scheduled", "parked", "delivered", "exhausted", "cancelled"]
-APART: Final = ("parked", "exhausted", "cancelled")  # found by an index of their own
+DeliveryState = Literal["scheduled", "parked", "delivered", "exhausted", "cancelled", "withdrawn"]
+APART: Final = ("parked", "exhausted", "cancelled", "withdrawn")  # found by an index of their own
 COUNTED: Final = 1_000_000
 RESENDS_TOLD: Final = 100
 LOOKED_AT: Final = 1000

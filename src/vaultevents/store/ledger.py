@@ -152,7 +152,7 @@ with filters as (
         webhook_id collate "C" as webhook_id, is_due, coalesce(d.recovered, g.recovered) as recovered,
         d.id as delivery_id, coalesce(d.state, g.state) as state, g.state is not null as was_pruned,
         d.attempts, d.finished_at, q.delivery_id is not null as queued,
-        w.id as known_webhook, w.active, w.deleted_at is not null as deleted,
+        w.id as known_webhook, w.active, w.deleted_at is not null as deleted, e.orphaned_at is not null as orphaned,
         coalesce(p.posted, 0) as posted, p.lowest, p.highest, coalesce(p.accepted, 0) as accepted, p.unclear,
         coalesce(s.resent, 0) as resent, coalesce(s.booked, 0) as booked, s.vague
     from due full join stored d using (event_seq, webhook_id) full join gone g using (event_seq, webhook_id)
@@ -173,7 +173,7 @@ select account_id, event_id, webhook_id, state, was_pruned and delivery_id is nu
     case when place > 1 then 'has more than one delivery' end,
     case when state is not null and event_id is null then 'its event is not there' end,
     case when known_webhook is null then 'its webhook is not there' end,
-    case when state not in ('scheduled', 'parked', 'delivered', 'exhausted', 'cancelled')
+    case when state not in ('scheduled', 'parked', 'delivered', 'exhausted', 'cancelled', 'withdrawn')
         then 'is in a state that there is not' end,
     case when attempts <> posted then 'its number of attempts is not that of its attempt rows' end,
     case when lowest <> 1 or highest <> posted then 'its attempt rows are not numbered 1, 2, 3 …' end,
@@ -186,10 +186,13 @@ select account_id, event_id, webhook_id, state, was_pruned and delivery_id is nu
     case when state = 'scheduled' and not queued then 'scheduled, but not in the queue' end,
     case when state <> 'scheduled' and queued then 'in the queue, but not scheduled' end,
     case when delivery_id is not null
-        and (state in ('delivered', 'exhausted', 'cancelled')) <> (finished_at is not null)
+        and (state in ('delivered', 'exhausted', 'cancelled', 'withdrawn')) <> (finished_at is not null)
         then 'finished without saying when, or the other way round' end,
     case when state in ('scheduled', 'parked') and deleted then 'pending for a deleted webhook' end,
     case when state = 'cancelled' and not deleted then 'cancelled for a webhook that is there' end,
+    case when state in ('scheduled', 'parked') and orphaned then 'pending for an orphaned event' end,
+    case when state = 'withdrawn' and event_id is not null and not orphaned
+        then 'withdrawn, but its event is not orphaned' end,
     case when state = 'scheduled' and not active then 'due for a webhook that is off' end
 ], null) as problems
 from placed order by account_id, event_id, webhook_id, delivery_id

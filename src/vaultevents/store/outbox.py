@@ -13,9 +13,10 @@ from vaultevents.core.registry import Registry
 from vaultevents.core.reports import ReportLog
 from vaultevents.core.spans import Span
 from vaultevents.core.webhooks import Webhook, matches
+from vaultevents.store import forks
 from vaultevents.store.accounts import registry
 from vaultevents.store.cursors import note_problem
-from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database
+from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
 from vaultevents.store.reports import add_reports, mark_resolved
 from vaultevents.store.webhooks import active_webhooks
 
@@ -53,6 +54,7 @@ class Committed:
     inserted: int = 0
     identical: int = 0
     different: tuple[str, ...] = field(default=())
+    near_head: int = 0  # stored otherwise because they were first seen near the head, where blocks may be replaced (C1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +130,13 @@ class Outbox:
         *,
         deliver: bool = True,
         reports: Sequence[ReportLog] = (),
+        near: forks.NearBlocks | None = None,
     ) -> Committed | Lost:
         """Stores the events of one span with their deliveries, and `reports` as pending; moves the cursor to `new`.
 
         Only if the cursor is still `old` and the registry still this one; otherwise `Lost` and nothing is written. An
-        event that is already stored stays as it is and is never delivered again by this (D13).
+        event that is already stored stays as it is and is never delivered again by this (D13), unless it was orphaned.
+        `near` is what of the span may still be reorganised (C1).
         """
         async with self.database.transaction() as connection:
             # keeps registrations and webhook changes out until the end
@@ -143,7 +147,21 @@ class Outbox:
             found = list(events)
             if found and not deliver:
                 await _refuse_silencing(connection, new)
-            return await _store(connection, found, state["filter_revision"], deliver=deliver)
+            if near is not None:
+                await forks.keep(connection, old.stream, old.position, old.anchor, near)
+            final = None if near is None else near.final
+            return await _store(connection, found, state["filter_revision"], deliver=deliver, final=final)
+
+    async def near_blocks(self, stream: str) -> dict[int, forks.BlockHash]:
+        """The hashes of the blocks of a stream that may still be reorganised, as they were read."""
+        async with self.database.transaction() as connection:
+            return await forks.kept(connection, stream)
+
+    async def rewind(self, cursor: Cursor, to: int, anchor: forks.BlockHash) -> forks.Rewind | Lost:
+        """Takes back what was read after block `to`, which is still on the chain; `Lost` as in `commit` (C1)."""
+        async with self.database.transaction() as connection:
+            done = await forks.rewind(connection, cursor.id, cursor.position, cursor.anchor, to, anchor)
+        return Lost() if done is None else done
 
     async def resolve(
         self, report_id: int, vaults: int, events: Sequence[Event], registry_version: int, *, deliver: bool = True
@@ -180,17 +198,26 @@ def _key(event: Event) -> tuple[str, str]:
     return event.owner.account_id, event.id
 
 
-async def _store(connection: Connection, events: Sequence[Event], filter_revision: int, *, deliver: bool) -> Committed:
-    """Events and their deliveries, inside the transaction of a commit."""
+async def _store(
+    connection: Connection, events: Sequence[Event], filter_revision: int, *, deliver: bool, final: int | None = None
+) -> Committed:
+    """Events and their deliveries, inside the transaction of a commit; those after block `final` may be orphaned."""
     if not events:
         return Committed()
     ordered = sorted(events, key=_key)
     first = {_key(event): event for event in reversed(ordered)}  # a queue may emit one claim twice: first wins
     stored = await _insert(connection, list(first.values())[::-1], filter_revision, deliver=deliver)
+    if final is not None:
+        await forks.mark_near(connection, stored.values(), final)
     await _fan_out(connection, [(seq, first[key]) for key, seq in stored.items()] if deliver else [])
     others = [event for event in ordered if _key(event) not in stored or first[_key(event)] is not event]
-    different = await _different(connection, others)
-    return Committed(len(stored), len(others) - len(different), different)
+    rows = await _stored(connection, others)
+    if back := [first[key] for key, row in rows.items() if row["orphaned_at"] is not None]:
+        await forks.revive(connection, back)
+        rows = await _stored(connection, others)
+    unlike = [one for one in others if encode(one, rows[_key(one)]["encoding"]) != rows[_key(one)]["body"]]
+    different = tuple(event.id for event in unlike if not rows[_key(event)]["near_head"])
+    return Committed(len(stored), len(others) - len(unlike), different, len(unlike) - len(different))
 
 
 async def _refuse_silencing(connection: Connection, cursor: Cursor) -> None:
@@ -206,24 +233,42 @@ async def _insert(
     connection: Connection, events: Sequence[Event], filter_revision: int, *, deliver: bool
 ) -> dict[tuple[str, str], int]:
     """Stores what is not there yet, in id order so that two writers never wait for each other; key → seq."""
-    rows = await connection.fetch(
-        "insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, body, quiet,"
-        " encoding, filter_revision)"
-        " select *, $9, $10 from unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[],"
-        " $7::bytea[], $8::boolean[])"
-        " on conflict (account_id, id) do nothing returning account_id, id, seq",
-        [event.owner.account_id for event in events],
-        [event.id for event in events],
-        [event.owner.vault_id for event in events],
-        [event.event_type for event in events],
-        [event.observation.block for event in events],
-        [event.observation.at_ms for event in events],
-        [encode(event) for event in events],
-        [event.owner.quiet or not deliver for event in events],
-        ENCODING,
-        filter_revision,
-    )
+    values = [
+        (
+            event.owner.account_id,
+            event.id,
+            event.owner.vault_id,
+            event.event_type,
+            event.observation.block,
+            event.observation.at_ms,
+            encode(event),
+            event.owner.quiet or not deliver,
+        )
+        for event in events
+    ]
+    if len(values) < STAGED_FROM:
+        source, given = _UNNEST, list(zip(*values, strict=True))
+    else:
+        source, given = "staged_events", []
+        await connection.execute(_STAGING)
+        await connection.copy_records_to_table("staged_events", records=values, schema_name="pg_temp")
+    insert = " ".join((_INTO_EVENTS, source, _UNLESS_STORED))
+    rows = await connection.fetch(insert, ENCODING, filter_revision, *given)
     return {(row["account_id"], row["id"]): row["seq"] for row in rows}
+
+
+STAGED_FROM = 500
+"""Events of one commit, from which on they are copied into a table of the session first: those of a backfill."""
+_INTO_EVENTS = (
+    "insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, body, quiet, encoding,"
+    " filter_revision) select *, $1, $2 from"
+)
+_UNLESS_STORED = "on conflict (account_id, id) do nothing returning account_id, id, seq"
+_UNNEST = "unnest($3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bigint[], $9::bytea[], $10::bool[])"
+_STAGING = (
+    "create temporary table if not exists staged_events (account_id text, id text, vault_id text, event_type text,"
+    " block_number bigint, created_at_ms bigint, body bytea, quiet boolean) on commit delete rows"
+)
 
 
 async def _fan_out(connection: Connection, fresh: Sequence[tuple[int, Event]]) -> None:
@@ -253,17 +298,14 @@ async def _fan_out(connection: Connection, fresh: Sequence[tuple[int, Event]]) -
     await connection.execute("select pg_notify($1, '')", DELIVERIES_CHANNEL)
 
 
-async def _different(connection: Connection, events: Sequence[Event]) -> tuple[str, ...]:
-    """Ids of the events that are stored with another body than their row's version of the encoding gives (E16)."""
+async def _stored(connection: Connection, events: Sequence[Event]) -> dict[tuple[str, str], Record]:
+    """What is stored of events, by their keys; each row with its own version of the encoding (E16)."""
     if not events:
-        return ()
+        return {}
     rows = await connection.fetch(
-        "select e.account_id, e.id, e.encoding, e.body from events e"
+        "select e.account_id, e.id, e.encoding, e.body, e.near_head, e.orphaned_at from events e"
         " join unnest($1::text[], $2::text[]) as k (account_id, id) using (account_id, id)",
         [event.owner.account_id for event in events],
         [event.id for event in events],
     )
-    stored = {(row["account_id"], row["id"]): row for row in rows}
-    return tuple(
-        event.id for event in events if encode(event, stored[_key(event)]["encoding"]) != stored[_key(event)]["body"]
-    )
+    return {(row["account_id"], row["id"]): row for row in rows}

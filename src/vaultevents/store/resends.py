@@ -24,21 +24,35 @@ LOOKED_AT: Final = 100_000
 _NOTIFY = "select pg_notify($1, '')"
 
 
-async def request_resend(connection: Connection, account_id: str, webhook_id: str, event_id: str) -> datetime | None:
+@dataclass(frozen=True, slots=True)
+class Orphaned:
+    """The block of the event is no longer on the chain: it is sent to nobody."""
+
+
+async def request_resend(
+    connection: Connection, account_id: str, webhook_id: str, event_id: str
+) -> datetime | Orphaned | None:
     """Asks for one more attempt of a delivery, whatever its state; when that was, or None where there is none."""
-    asked_at: datetime | None = await connection.fetchval(_RESEND, account_id, webhook_id, event_id)
-    if asked_at is not None:
-        await connection.execute(_NOTIFY, RESENDS_CHANNEL)
+    row = await connection.fetchrow(_RESEND, account_id, webhook_id, event_id)
+    if row is None or row["orphaned"]:
+        return None if row is None else Orphaned()
+    await connection.execute(_NOTIFY, RESENDS_CHANNEL)
+    asked_at: datetime = row["requested_at"]
     return asked_at
 
 
 _RESEND = """
-insert into resends (webhook_id, event_seq, event_id)
-select w.id, e.seq, e.id
-from webhooks w join events e on e.account_id = w.account_id
-    join deliveries d on d.event_seq = e.seq and d.webhook_id = w.id
-where w.account_id = $1 and w.id = $2 and w.deleted_at is null and e.id = $3
-returning requested_at
+with found as (
+    select w.id as webhook_id, e.seq, e.id as event_id, e.orphaned_at is not null as orphaned
+    from webhooks w join events e on e.account_id = w.account_id
+        join deliveries d on d.event_seq = e.seq and d.webhook_id = w.id
+    where w.account_id = $1 and w.id = $2 and w.deleted_at is null and e.id = $3
+), asked as (
+    insert into resends (webhook_id, event_seq, event_id)
+    select webhook_id, seq, event_id from found where not orphaned
+    returning requested_at
+)
+select orphaned, (select requested_at from asked) as requested_at from found
 """
 
 
@@ -83,6 +97,7 @@ _RECOVER = """
 with looked_at as materialized (
     select e.seq, e.id, e.event_type, e.vault_id, e.created_at_ms from events e
     where e.account_id = $1 and e.created_at_ms >= $3 and ($4::bigint is null or e.created_at_ms < $4)
+        and e.orphaned_at is null
     order by e.created_at_ms fetch first ($5::integer) rows with ties
 ), asked as (
     insert into resends (webhook_id, event_seq, event_id)
@@ -175,6 +190,7 @@ with recursive waiting as (
     from open cross join lateral (
         select r.id, r.due_at from resends r where r.webhook_id = open.id and r.finished_at is null
             and r.due_at <= db_now()
+            and not exists (select from events e where e.seq = r.event_seq and e.orphaned_at is not null)
         order by r.due_at, r.id limit open.free for update skip locked
     ) found
 ), leased as (

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
+from vaultevents.store import nodes
 from vaultevents.store.deliveries import counts
+from vaultevents.store.nodes import NodeFacts
 from vaultevents.store.pool import Database
 
 
@@ -25,6 +27,16 @@ class CursorFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class OrphanFacts:
+    """An event whose block is no longer on the chain, and to how many webhooks it had been delivered."""
+
+    account_id: str
+    event_id: str
+    orphaned_at: datetime
+    delivered: int
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
     server_version: str
     accounts: int
@@ -35,11 +47,19 @@ class Overview:
     oldest_pending_s: float | None
     pending_reports: int
     notices_waiting: int
+    orphaned_events: int
+    rewinds: int
+    rewound_at: datetime | None
     discovery_problem: str | None
     cursors: tuple[CursorFacts, ...]
+    nodes: tuple[NodeFacts, ...]
+    orphaned: tuple[OrphanFacts, ...]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+SHOWN_ORPHANS: Final = 20
 
 
 async def read(database: Database) -> Overview:
@@ -55,6 +75,9 @@ async def read(database: Database) -> Overview:
             "  where state = 'scheduled') as oldest_pending_s,"
             " (select count(*) from reports where state = 'pending') as pending_reports,"
             " (select count(*) from notices where finished_at is null) as notices_waiting,"
+            " (select count(*) from events where orphaned_at is not null) as orphaned_events,"
+            " (select coalesce(sum(rewinds), 0)::bigint from cursors) as rewinds,"
+            " (select max(rewound_at) from cursors) as rewound_at,"
             " (select problem from discovery where not exists"
             "  (select 1 from cursors where stream = 'validators' and kind = 'live')) as discovery_problem"
         )
@@ -62,4 +85,17 @@ async def read(database: Database) -> Overview:
             "select stream, kind, first, position, stop, updated_at, problem, problem_since from cursors"
             " where stop is null or position < stop order by stream, kind desc, id"
         )
-    return Overview(**row, deliveries=deliveries, cursors=tuple(CursorFacts(**cursor) for cursor in cursors))
+        known = await nodes.facts(connection)
+        orphans = await connection.fetch(
+            "select e.account_id, e.id as event_id, e.orphaned_at,"
+            " (select count(*) from deliveries d where d.event_seq = e.seq and d.state = 'delivered') as delivered"
+            " from events e where e.orphaned_at is not null order by e.orphaned_at desc, e.seq desc limit $1",
+            SHOWN_ORPHANS,
+        )
+    return Overview(
+        **row,
+        deliveries=deliveries,
+        cursors=tuple(CursorFacts(**cursor) for cursor in cursors),
+        nodes=tuple(known),
+        orphaned=tuple(OrphanFacts(**orphan) for orphan in orphans),
+    )

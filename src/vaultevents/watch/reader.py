@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from vaultevents import metrics
 from vaultevents.core.registry import Registry
 from vaultevents.core.spans import Span, next_span, next_step
 from vaultevents.store.outbox import Cursor
-from vaultevents.watch.source import Reading, Source
+from vaultevents.watch.source import Forked, Known, NearHead, Reading, Source
 
 MOST_SEEN = 10_000
 """Records of one span that are kept in memory; where there are more, the next spans are shorter."""
@@ -30,17 +31,33 @@ class Reader:
         self._version = -1
         self._ahead: deque[tuple[Span, asyncio.Task[Reading]]] = deque()
 
-    async def next_span(self, cursor: Cursor) -> tuple[Span | None, int]:
-        """The next span, None when there is none, and the head.
+    async def next_span(
+        self, cursor: Cursor, known: Callable[[], Awaitable[Known]]
+    ) -> tuple[Span | None, int] | Forked:
+        """The next span, None when there is none, and the head; or where the chain left what a live cursor has read.
 
         The head is asked for each time; for a cursor that ends only while its next span lies beyond the last answer.
+        `known` gives the hashes of the blocks that were read near the head.
         """
         if self._ahead and self._ahead[0][0].first == cursor.position + 1:
             return self._ahead[0][0], self._head
         if cursor.stop is None or self._head < min(cursor.position + self._step, cursor.stop):
-            self._head = await self._source.head()
-            metrics.head(self._source.stream, self._head)
+            near = self._near(cursor)
+            head = await self._source.head() if near is None else await near.live_head(cursor, known)
+            if isinstance(head, Forked):
+                return head
+            self._head = head
+            if cursor.kind == "live":
+                metrics.head(self._source.stream, head)
         return next_span(cursor.position, self._head, self._step, cursor.stop), self._head
+
+    async def fork(self, cursor: Cursor, known: Callable[[], Awaitable[Known]]) -> Forked | None:
+        """Where the chain left what a live cursor has read, if it did."""
+        near = self._near(cursor)
+        return None if near is None else await near.fork(cursor, await known())
+
+    def _near(self, cursor: Cursor) -> NearHead | None:
+        return self._source if cursor.kind == "live" and isinstance(self._source, NearHead) else None
 
     async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
         """What the source has of the cursor's next span; raises what the source raises."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from vaultevents.core.events import Observation
 from vaultevents.core.registry import Registry
 from vaultevents.core.reports import ReportLog
 from vaultevents.core.spans import Span
+from vaultevents.store.forks import BlockHash, NearBlocks
 from vaultevents.store.outbox import Cursor
 
 
@@ -17,7 +18,8 @@ from vaultevents.store.outbox import Cursor
 class Reading:
     """What a source saw in a span, what the next span must link to, and reports whose files are still to be had.
 
-    `parent` is what this span itself links to, where that is known; `seen` counts the records that were read for it.
+    `parent` is what this span itself links to, where that is known; `seen` counts the records that were read for it;
+    `near` is what of the span may still be reorganised.
     """
 
     observations: Sequence[Observation]
@@ -25,6 +27,7 @@ class Reading:
     reports: Sequence[ReportLog] = ()
     parent: str | None = None
     seen: int = 0
+    near: NearBlocks | None = None
 
 
 class Source(Protocol):
@@ -37,7 +40,7 @@ class Source(Protocol):
     ahead: int
 
     async def head(self) -> int:
-        """The last position that may be read now."""
+        """The last position that is final and may be read now."""
         ...
 
     async def begin(self) -> tuple[int, str | None]:
@@ -48,5 +51,33 @@ class Source(Protocol):
         """Everything in `span`, proven and linked to the cursor's anchor; no writes.
 
         Raises `SourceUnavailable` or `StreamStopped`.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """The chain has left the blocks that a cursor has read; those up to `ancestor` are still on it."""
+
+    ancestor: int
+    anchor: BlockHash
+
+
+Known = Mapping[int, BlockHash]
+"""The hashes of the blocks near the head that were read."""
+
+
+@runtime_checkable
+class NearHead(Protocol):
+    """A source whose live cursor may read blocks that can still be reorganised (C1)."""
+
+    async def live_head(self, cursor: Cursor, known: Callable[[], Awaitable[Known]]) -> int | Forked:
+        """The last position that a live cursor may read now, or where the chain left what it has read."""
+        ...
+
+    async def fork(self, cursor: Cursor, known: Known) -> Forked | None:
+        """Where the chain left what a live cursor has read; None when it did not, or where that is not known.
+
+        Raises `NodeFault` when it left a final block.
         """
         ...

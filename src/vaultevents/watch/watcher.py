@@ -6,16 +6,19 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
-from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
+from vaultevents import metrics
+from vaultevents.core.errors import DatabaseUnavailable, NodeFault, SourceUnavailable
 from vaultevents.core.events import project
 from vaultevents.core.spans import Span
+from vaultevents.store.forks import Rewind
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 from vaultevents.watch.hint import Hint, until
 from vaultevents.watch.reader import Reader
-from vaultevents.watch.source import Source
+from vaultevents.watch.source import Forked, Source
 
 log = structlog.get_logger("watch")
 
@@ -43,26 +46,64 @@ class Done:
     """The cursor is at its stop."""
 
 
-Outcome = Advanced | Idle | Done | Lost
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """The chain was reorganised: the cursor went back to the common ancestor, and is `cursor` now."""
+
+    cursor: Cursor
+    rewind: Rewind
+
+
+Outcome = Advanced | Idle | Done | Lost | Rewound
 
 
 async def advance(reader: Reader, outbox: Outbox, cursor: Cursor, *, deliver: bool = True) -> Outcome:
     """Moves a cursor by its reader's next span; the only way in which events come to be."""
     if cursor.stop is not None and cursor.position >= cursor.stop:
         return Done()
-    span, head = await reader.next_span(cursor)
+    known = partial(outbox.near_blocks, cursor.stream)
+    found = await reader.next_span(cursor, known)
+    if isinstance(found, Forked):
+        return await _rewind(outbox, cursor, found)
+    span, head = found
     if span is None:
         return Idle(head)
     registry = await outbox.registry()
-    reading = await reader.read(span, cursor, registry)
+    try:
+        reading = await reader.read(span, cursor, registry)
+    except NodeFault:
+        forked = await reader.fork(cursor, known)
+        if forked is None:
+            raise
+        return await _rewind(outbox, cursor, forked)
     events = [event for observation in reading.observations for event in project(observation, registry)]
     new = cursor.moved(span.last, reading.anchor)
-    outcome = await outbox.commit(cursor, new, events, registry.version, deliver=deliver, reports=reading.reports)
+    outcome = await outbox.commit(
+        cursor, new, events, registry.version, deliver=deliver, reports=reading.reports, near=reading.near
+    )
     if isinstance(outcome, Lost):
         return outcome
     if outcome.different:
         log.error("events_differ", stream=cursor.stream, span=str(span), ids=outcome.different)
     return Advanced(new, span, outcome)
+
+
+async def _rewind(outbox: Outbox, cursor: Cursor, forked: Forked) -> Rewound | Lost:
+    done = await outbox.rewind(cursor, forked.ancestor, forked.anchor)
+    if isinstance(done, Lost):
+        return done
+    metrics.rewound(cursor.stream)
+    log.warning(
+        "stream_rewound",
+        stream=cursor.stream,
+        position=cursor.position,
+        ancestor=forked.ancestor,
+        orphaned=len(done.orphaned),
+        withdrawn=done.withdrawn,
+    )
+    for account_id, event_id in done.orphaned:
+        log.warning("event_orphaned", account=account_id, event_id=event_id)
+    return Rewound(cursor.moved(forked.ancestor, forked.anchor), done)
 
 
 def pauses() -> Iterator[float]:
@@ -113,6 +154,8 @@ async def run(
                 case Advanced():
                     cursor = outcome.cursor
                     on_advance(outcome)
+                case Rewound():
+                    cursor = outcome.cursor
                 case Idle():
                     await until(hinted, poll_s)
                 case Done():

@@ -1,0 +1,103 @@
+"""What is known of the nodes: written by the process that asks them, read by the next one and by whoever looks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from vaultevents.core.nodes import CircuitState, LogLimit, NodeMemory, Upstream
+from vaultevents.store.pool import Connection, Database
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One configured node as an operator sees it; `name` is redacted."""
+
+    upstream: Upstream
+    name: str
+    state: CircuitState
+    problem: str | None
+    since: datetime
+    log_range: int | None
+    requests_per_s: float | None
+    updated_at: datetime
+
+
+async def remember(database: Database, upstream: Upstream, memories: Sequence[NodeMemory]) -> None:
+    """Keeps everything, in place of what was known; nodes that are not configured any longer are forgotten."""
+    async with database.transaction() as connection:
+        await connection.execute(
+            "delete from nodes where upstream = $1 and name <> all ($2::text[])",
+            upstream,
+            [memory.name for memory in memories],
+        )
+        for memory in _in_order(memories):
+            await connection.execute(_REMEMBER, upstream, *_values(memory))
+
+
+async def remember_limits(database: Database, upstream: Upstream, memories: Sequence[NodeMemory]) -> None:
+    """Keeps what was learned of the nodes' limits beside another process, whose circuits stay as it has told them."""
+    async with database.transaction() as connection:
+        for memory in _in_order(memories):
+            await connection.execute(_REMEMBER_LIMITS, upstream, *_values(memory))
+
+
+async def recalled(database: Database, upstream: Upstream) -> list[NodeMemory]:
+    """What was kept of the nodes of an upstream."""
+    async with database.transaction() as connection:
+        found = await connection.fetch(
+            "select name, state, problem, extract(epoch from db_now() - since)::float8 as since_s, log_range,"
+            " log_range_refused, requests_per_s from nodes where upstream = $1",
+            upstream,
+        )
+    return [
+        NodeMemory(
+            row["name"],
+            row["state"],
+            row["problem"],
+            row["since_s"],
+            row["requests_per_s"],
+            None if row["log_range"] is None else LogLimit(row["log_range"], row["log_range_refused"]),
+        )
+        for row in found
+    ]
+
+
+async def facts(connection: Connection) -> list[NodeFacts]:
+    """All configured nodes, by upstream."""
+    found = await connection.fetch(
+        "select upstream, name, state, problem, since, log_range, requests_per_s, updated_at from nodes"
+        " order by upstream desc, name"
+    )
+    return [NodeFacts(**row) for row in found]
+
+
+def _in_order(memories: Sequence[NodeMemory]) -> list[NodeMemory]:
+    """In one order everywhere, so that two who write wait for each other and never in a circle."""
+    return sorted(memories, key=lambda memory: memory.name)
+
+
+def _values(memory: NodeMemory) -> tuple[object, ...]:
+    logs = memory.logs
+    return (
+        memory.name,
+        memory.state,
+        memory.problem,
+        memory.since_s,
+        None if logs is None else logs.blocks,
+        None if logs is None else logs.refused,
+        memory.requests_per_s,
+    )
+
+
+_REMEMBER_LIMITS = """
+insert into nodes (upstream, name, state, problem, since, log_range, log_range_refused, requests_per_s)
+values ($1, $2, $3, $4, db_now() - make_interval(secs => $5), $6, $7, $8)
+on conflict (upstream, name) do update set log_range = excluded.log_range,
+    log_range_refused = excluded.log_range_refused, requests_per_s = excluded.requests_per_s
+"""
+_REMEMBER = (
+    f"{_REMEMBER_LIMITS}, state = excluded.state, problem = excluded.problem, since = excluded.since,"
+    " updated_at = excluded.updated_at"
+)
