@@ -144,6 +144,7 @@ class ExecutionSettings(Section):
     suspicion_share: float = Field(default=1.0, ge=0, le=1)
     agreement: int = Field(default=1, ge=1)
     timeout_s: Seconds = 30.0
+    audit_blocks_per_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
 
 
 class BeaconSettings(Section):

@@ -34,6 +34,7 @@ from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
 from vaultevents.opening import (
+    AUDIT_OFF,
     Store,
     check_authority,
     head_policy,
@@ -113,6 +114,8 @@ async def serve(
         if watching is not None:
             for setting, never in switched_off(settings).items():
                 log.warning("source_off", setting=setting, never_sent=never)
+            if not settings.execution.audit_blocks_per_s:
+                log.warning("audit_off", advice=AUDIT_OFF)
         collect_less()
         log.info("started", network=settings.network, roles=sorted(only))
         await stop.wait()
@@ -139,7 +142,8 @@ async def _watch(settings: Settings, store: Store, clock: ServiceClock, on_advan
         async with asyncio.TaskGroup() as group:
             group.create_task(keep_nodes(store.database, opened.pools))
             for stream in opened.streams:
-                group.create_task(follow(stream, outbox, on_advance, hint))
+                per_s = settings.execution.audit_blocks_per_s
+                group.create_task(follow(stream, outbox, on_advance, hint, audit_per_s=per_s))
             for heads in socket_heads(settings):
                 group.create_task(heads.follow(hint.give))
             if opened.discovery is not None:

@@ -78,7 +78,16 @@ REWINDS: Final = Counted(
     "stream",
     ("logs",),
 )
-COUNTERS: Final = (ATTEMPTS, RESENDS, NOTICES, REFUSALS, NODE_FAILURES, RATE_LIMITS, HEDGES, REWINDS)
+AUDIT_FINDINGS: Final = Counted(
+    "vaultevents_audit_findings",
+    "Events that were missing, differ, or have no log, when what was read was read again.",
+    "kind",
+    ("missing", "different", "without_log"),
+)
+COUNTERS: Final = (
+    *(ATTEMPTS, RESENDS, NOTICES, REFUSALS),
+    *(NODE_FAILURES, RATE_LIMITS, HEDGES, REWINDS, AUDIT_FINDINGS),
+)
 REQUESTS: Final = "vaultevents_api_requests"
 DURATIONS: Final = "vaultevents_attempt_duration_seconds"
 BUCKETS_MS: Final = (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 20_000)
@@ -190,6 +199,11 @@ def hedge(winner: Literal["first", "second"]) -> None:
 def rewound(stream: str) -> None:
     """Counts that a stream went back to a common ancestor."""
     _counts[REWINDS.name, stream] += 1
+
+
+def audit_finding(kind: str, number: int) -> None:
+    """Counts what an audit found."""
+    _counts[AUDIT_FINDINGS.name, kind] += number
 
 
 def taken() -> list[tuple[Key, int]]:

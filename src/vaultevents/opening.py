@@ -43,6 +43,10 @@ from vaultevents.watch.discovery import Discovery
 from vaultevents.watch.reports import Resolver
 from vaultevents.watch.streams import Pace, Stream, logs_stream, reports_stream, staking_streams
 
+AUDIT_OFF = (
+    "execution.audit_blocks_per_s is 0: what backfills read is read again by nobody, so prove it with "
+    "'vaultevents audit chain'"
+)
 log = structlog.get_logger("daemon")
 
 T = TypeVar("T")

@@ -15,6 +15,7 @@ import pytest
 
 from command_line import CommandLine, Place, asking, delivered, place, until, wanted
 from vaultevents.chain.endpoints import node_name
+from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.faults import Fault
 from vaultevents.devnet.receivers import Hang, Hook, always
 from vaultevents.devnet.world import World
@@ -82,12 +83,15 @@ async def test_check_says_what_answers_and_what_does_not(here: Place) -> None:
     assert f"chain {here.world.chain.chain_id}, its finalized block is {number}" in lines["node"]
     assert f"chain {here.world.chain.chain_id}, announces new heads" in lines["websocket"]
 
-    here.configure(execution=f'[contracts]\nlido_locator = "{address}"\nwrapper_factory = "{VAULT}"')
+    here.configure(
+        execution=f'audit_blocks_per_s = 0\n[contracts]\nlido_locator = "{address}"\nwrapper_factory = "{VAULT}"'
+    )
     bad = await here.run("check", "--json")
     assert (bad.code, bad.words) == (1, [])
     assert bad.json["ok"] is False
     assert [one["what"] for one in bad.json["checks"] if not one["ok"]] == ["contracts.wrapper_factory"]
     assert f"{VAULT} has no code on this chain: correct the address" in bad.stdout
+    assert "execution.audit_blocks_per_s is 0" in bad.stdout
 
     here.config.write_text(here.config.read_text().replace(str(here.receivers.ca_path), "absent.pem"))
     text = (await here.run("check")).stdout
@@ -244,7 +248,12 @@ async def test_run_delivers_and_replay_finds_the_same(here: Place, server: Serve
     assert (live["kind"], live["position"], after["head"]) == ("live", after["head"], here.world.chain.finalized_number)
     assert after["events"] == len(events)
 
+    (audited,) = after["audits"]
+    assert (audited["kind"], audited["first"]) == ("audit", 1)
+    assert "audit       logs: blocks 1 to " in (await here.run("status")).ok().stdout
+
     whole = ("--from-block", "0", "--to-block", str(after["head"]), "--json")
+    await prove(here, whole, len(events))
     same = {"derived": len(events), "identical": len(events), "inserted": 0, "different": 0, "near_head": 0}
     assert (await here.run("replay", *whole)).ok().json == same
     await restore(here, server, whole, hook)
@@ -270,6 +279,31 @@ async def test_status_tells_of_the_nodes_and_their_limits_outlive_the_daemon(her
     whole = ("--from-block", "0", "--to-block", str(here.world.chain.finalized_number), "--json")
     again = (await here.run("replay", *whole)).ok()
     assert "log_range_refused" not in {line["event"] for line in again.logs}
+
+
+async def prove(here: Place, whole: tuple[str, ...], events: int) -> None:
+    """An estimate writes nothing, and the audit finds the range whole, by its own node and by another one."""
+    blocks = here.world.chain.finalized_number
+    told = (await here.run("replay", *whole, "--estimate")).ok().json
+    assert [(one["stream"], one["positions"]) for one in told["streams"]] == [("logs", (blocks or 0) + 1)]
+    assert told["calls"] >= told["requests"] >= 1
+    assert "based on" in (await here.run("replay", *whole[:-1], "--estimate")).ok().stdout
+    own = (await here.run("audit", "chain", *whole)).ok().json
+    assert (own["ok"], own["events"]["same"], own["events"]["missing"]) == (True, events, 0)
+    second = ExecutionServer(here.world.chain)
+    try:
+        other = (await here.run("audit", "chain", *whole, "--second-node", f"{await second.start()}/secret")).ok()
+    finally:
+        await second.stop()
+    assert other.json == own
+    assert "secret" not in other.stdout + other.stderr
+    assert second.calls["eth_getBlockReceipts"] == own["blocks_read"] > 0
+    stranger = ExecutionServer(World(99).chain)
+    try:
+        told = await here.run("audit", "chain", *whole, "--second-node", await stranger.start())
+    finally:
+        await stranger.stop()
+    assert "belongs to another network" in told.error
 
 
 async def restore(here: Place, server: ServerAddress, whole: tuple[str, ...], hook: Hook) -> None:
@@ -301,6 +335,10 @@ async def alter(here: Place, server: ServerAddress, whole: tuple[str, ...]) -> N
     assert done.json["different"] == 1
     assert done.json["inserted"] == 0
     assert b"{}" in (await stored(server, here)).values()
+    audited = await here.run("audit", "chain", *whole)
+    assert (audited.code, audited.json["ok"], audited.json["events"]["ids"]["different"]) == (1, False, [changed])
+    told = await here.run("audit", "chain", *whole[:-1])
+    assert (told.code, f"DIFFERENT   {changed}" in told.stdout) == (1, True)
 
 
 async def test_audit_proves_the_ledger_and_names_what_breaks_it(here: Place, server: ServerAddress) -> None:

@@ -123,6 +123,16 @@ async def test_a_node_of_another_network_is_refused_and_looked_at_again_later() 
         await pool.ask(ask)
 
 
+async def test_what_checks_on_an_earlier_answer_goes_to_another_node_while_one_is_in_use() -> None:
+    first, second = Node("a"), Node("b")
+    pool, _ = endpoints(first, second)
+    assert await pool.ask(ask, second=True) == "b"
+    second.error = SourceUnavailable("b", "is down")
+    assert await pool.ask(ask, second=True) == "a"
+    assert await pool.ask(ask, second=True) == "a"
+    assert second.asked == 2, "a node that was set aside is not asked for this either"
+
+
 async def test_a_second_opinion_comes_from_another_node_that_can_give_one() -> None:
     first, second, third = Node("a"), Node("b", SourceUnavailable("b", "is down")), Node("c")
     pool, _ = endpoints(first, second, third)

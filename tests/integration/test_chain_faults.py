@@ -442,7 +442,7 @@ async def collect(made: World, *servers: ExecutionServer, rounds: int = 60) -> t
 @pytest.mark.parametrize("alone", [True, False])
 async def test_silence_on_a_tenth_of_the_calls_loses_nothing(made: World, fault: Fault, alone: bool) -> None:
     servers = [ExecutionServer(made.chain) for _ in range(1 if alone else 3)]
-    for seed, server in enumerate(servers):
+    for seed, server in enumerate(servers, start=3):
         server.faults.seed = seed
         server.faults.rates = {fault: 0.1}
     found, failures = await collect(made, *servers)
@@ -455,7 +455,7 @@ async def test_without_the_bloom_check_silence_loses_logs(made: World, monkeypat
     monkeypatch.setattr(proofs, "unanswered", lambda *_: False)
     server = ExecutionServer(made.chain)
     server.faults.rates = {Fault.EMPTY_LOGS: 0.1}
-    server.faults.seed = 2
+    server.faults.seed = 3
     found, _ = await collect(made, server)
     assert set(found) < set(truth(made))
 

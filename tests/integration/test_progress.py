@@ -104,5 +104,5 @@ def test_on_a_terminal_it_is_a_bar_with_an_eta(monkeypatch: pytest.MonkeyPatch) 
         progress.advanced(step(1099))
     assert "backfill" in shown
     assert "700/1000" in shown
-    assert "blocks, left: 0:00:0" in shown
+    assert re.search(r"700/1000 [\d,]+ +blocks/s, left: 0:00:0", shown)
     assert "\x1b[?25h" in stream.getvalue(), "the terminal's cursor is back"

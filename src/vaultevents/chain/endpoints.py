@@ -49,6 +49,7 @@ class Counters:
     """What happened at the nodes since the start; each number only grows."""
 
     requests: int = 0  # HTTP exchanges
+    calls: int = 0  # what was asked in them
     retries: int = 0  # asked again after a passing fault
     unavailable: int = 0
     ranges_refused: int = 0  # eth_getLogs over too many blocks
@@ -267,17 +268,19 @@ class Endpoints(Generic[N]):
         for node in nodes:
             node.line.is_alone = partial(self.is_alone, node)
 
-    async def ask(self, question: Callable[[N], Awaitable[T]], *, hedge: bool = False) -> T:
+    async def ask(self, question: Callable[[N], Awaitable[T]], *, hedge: bool = False, second: bool = False) -> T:
         """The first answer. Raises the last error, with all nodes named, when there is none.
 
         With `hedge`, for questions that are cheap to repeat, the next node in use is asked too when the first one is
-        late. Every answer is of one node alone.
+        late. With `second` the first one in use is asked last: a reading that checks on what it said before had better
+        come from another one. Every answer is of one node alone.
         """
         if hedge and len(self.nodes) > 1:
             return await self._ask_hedged(question)
         errors: list[SourceUnavailable | WrongNetwork] = []
         tried: list[N] = []
-        while (node := self._next(tried)) is not None:
+        spared = self._next_in_use(()) if second else None
+        while (node := self._next(tried, spared)) is not None:
             tried.append(node)
             try:
                 return await self._put(question, node)
@@ -431,14 +434,16 @@ class Endpoints(Generic[N]):
     def _next_in_use(self, tried: Sequence[N]) -> N | None:
         return next((node for node in self.nodes if node not in tried and self._is_in_use(node)), None)
 
-    def _next(self, tried: Sequence[N]) -> N | None:
-        """The next node in use, else the one whose pause ends first, and one at fault only where no other is left.
+    def _next(self, tried: Sequence[N], spared: N | None = None) -> N | None:
+        """The next node in use, `spared` after the others, else the one whose pause ends first.
 
-        The head of a node on another fork, up to which nobody else can read, would hold up the stream.
+        One at fault only where no other is left: the head of a node on another fork, up to which nobody else can
+        read, would hold up the stream.
         """
         left = [node for node in self.nodes if node not in tried]
+        others = self._next_in_use([*tried, spared]) if spared is not None else None
         in_turn = min(left, key=lambda node: (node.line.at_fault, node.line.circuit.until), default=None)
-        return self._next_in_use(tried) or in_turn
+        return others or self._next_in_use(tried) or in_turn
 
     async def _put(self, question: Callable[[N], Awaitable[T]], node: N, about: N | None = None) -> T:
         circuit = node.line.circuit

@@ -6,7 +6,7 @@ Decisions C1 (which head), C2 (trust in the node), C10 (query shape), E10 (one n
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -17,6 +17,7 @@ from vaultevents.chain import proofs, wire, withdrawals
 from vaultevents.chain.endpoints import Counters
 from vaultevents.chain.jsonrpc import Answer, Call, Patience, RpcFailure, RpcNode
 from vaultevents.chain.parts import Terms, header_call, read_block
+from vaultevents.chain.receipts import Derived, derive_span
 from vaultevents.chain.refusals import RangeSize
 from vaultevents.chain.spanlogs import LogRange, read_span
 from vaultevents.chain.upstream import UpstreamNodes
@@ -150,6 +151,11 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
     async def _identify(self, node: RpcNode) -> Identity:
         return await _identity(node)
 
+    @property
+    def log_range_blocks(self) -> int:
+        """Over how many blocks the preferred node is asked for logs at once, by what was learned of it so far."""
+        return self._open.nodes[0].log_range.blocks
+
     async def head(self) -> Header:
         """The header of the block up to which may be read. Never falls back to a less final one (C1)."""
         return await self._open.ask(self._head_at, hedge=True)
@@ -212,12 +218,15 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
 
         return await self._open.ask(read)
 
-    async def read_logs(self, span: Span, watched: Watched, anchor: Hash32 | None, *, every: bool = True) -> LogRange:
+    async def read_logs(
+        self, span: Span, watched: Watched, anchor: Hash32 | None, *, every: bool = True, second: bool = False
+    ) -> LogRange:
         """All logs of the watched topics in `span`, from any emitter, proven as C2 says and all from one node.
 
         `anchor` is the hash of the block before the span, to which its first block must be linked. With nothing
         watched only the header of the last block is read (C10). With `every` each header is read and linked; without
-        it, unless the options say so, those of each range's ends and of blocks with logs.
+        it, unless the options say so, those of each range's ends and of blocks with logs. With `second` another node
+        than the first is preferred, where there is one.
         """
         if not watched:
             last = await self.header(span.last)
@@ -241,7 +250,19 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
 
         if options.agreement > 1:
             return await self._open.ask_agreeing(read, LogRange.facts, options.agreement)
-        return await self._open.ask(read, hedge=every and len(span) <= CHEAP_BLOCKS)
+        cheap = every and len(span) <= CHEAP_BLOCKS and not second
+        return await self._open.ask(read, hedge=cheap, second=second)
+
+    async def derive_logs(self, span: Span, anchor: Hash32 | None, oracles: Collection[Address]) -> Derived:
+        """All logs of the two topics in `span`, and the reports of `oracles`, from headers and receipts alone.
+
+        No range of eth_getLogs is asked for, so this checks on what `read_logs` gave. `anchor` as there.
+        """
+
+        async def derive(node: RpcNode) -> Derived:
+            return await derive_span(node, span, anchor, oracles, self._options.batch_size)
+
+        return await self._open.ask(derive)
 
     async def read_withdrawals(
         self, span: Span, anchor: Hash32 | None, last_index: int | None

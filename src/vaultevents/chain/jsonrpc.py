@@ -152,6 +152,7 @@ class RpcNode:
             for at, call in zip(ids, calls, strict=True)
         ]
         self.line.counters.requests += 1
+        self.line.counters.calls += len(calls)
         exchange = await self._post(msgspec.json.encode(payload if len(calls) > 1 else payload[0]))
         if exchange.content is None or exchange.status == 413:
             return self._too_large(calls)

@@ -19,7 +19,17 @@ from typing import Annotated, Any, Self, TextIO, TypeVar
 import structlog
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from vaultevents import config
 from vaultevents.config import Settings
@@ -176,6 +186,13 @@ class _Begin:
     done: int
 
 
+class RateColumn(ProgressColumn):
+    """How many a second, of late."""
+
+    def render(self, task: Task) -> Text:
+        return Text("–" if task.speed is None else f"{task.speed:,.0f}")
+
+
 class SpanProgress:
     """Shows how far backfills and replays are: bars with an ETA on a terminal, a log line now and then in a pipe."""
 
@@ -188,7 +205,8 @@ class SpanProgress:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("blocks, left:"),
+            RateColumn(),
+            TextColumn("blocks/s, left:"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
             transient=True,

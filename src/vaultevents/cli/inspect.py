@@ -16,6 +16,7 @@ from vaultevents.config import Settings
 from vaultevents.core.errors import ConfigError, SourceUnavailable, VaulteventsError
 from vaultevents.core.units import Address, checksum
 from vaultevents.opening import (
+    AUDIT_OFF,
     check_authority,
     locator_problem,
     open_beacon,
@@ -29,6 +30,8 @@ from vaultevents.store import status as overview
 from vaultevents.store.pool import Database
 
 HEAD_WITHIN_S = 5.0
+FOLLOWS_WITHIN = 128
+"""Blocks: what becomes final at once, twice over, and what a head before finality has ahead of it."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -79,6 +82,8 @@ async def _check(settings: Settings) -> list[Finding]:
                     if problem := await locator_problem(settings, chain):
                         findings.append(Finding("contracts.lazy_oracles", False, problem))
                 findings += [await _beacon_node(settings, url, store.database) for url in settings.beacon.urls]
+            if not settings.execution.audit_blocks_per_s:
+                findings.append(Finding("off", True, AUDIT_OFF))
             findings += [
                 Finding("off", True, f"{setting} is empty, so {', '.join(never)} will never come")
                 for setting, never in switched_off(settings).items()
@@ -195,7 +200,9 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     for n in facts.nodes:
         if n.problem is not None:
             say(f"node        {n.name} since {n.since.isoformat(timespec='seconds')}: {n.problem}")
-    for c in facts.cursors:
+    for c in facts.audits:
+        say(f"audit       {_audit(c, facts, settings.execution.audit_blocks_per_s)}")
+    for c in (*facts.cursors, *facts.audits):
         if c.problem is not None:
             since = "" if c.problem_since is None else f" since {c.problem_since.isoformat(timespec='seconds')}"
             say(f"stalled     {c.stream} ({c.kind}){since}: {c.problem}")
@@ -226,6 +233,18 @@ async def _status(settings: Settings) -> tuple[overview.Overview, int | str]:
             return facts, f"no node has answered within {HEAD_WITHIN_S:g} s"
         except VaulteventsError as problem:
             return facts, str(problem)
+
+
+def _audit(audit: overview.CursorFacts, facts: overview.Overview, blocks_per_s: float) -> str:
+    """How far what was read is read again."""
+    live = next((c.position for c in facts.cursors if (c.stream, c.kind) == (audit.stream, "live")), audit.position)
+    left = live - audit.position
+    told = f"{audit.stream}: blocks {audit.first} to {audit.position} were read again"
+    if left <= FOLLOWS_WITHIN:
+        return f"{told}: whole, and follows the head"
+    if not blocks_per_s:
+        return f"{told}, {left} were not: it is off (execution.audit_blocks_per_s)"
+    return f"{told}, {left} are left (at most {blocks_per_s:g} a second: {left / blocks_per_s / 3600:.1f} h)"
 
 
 def _behind(cursor: overview.CursorFacts, head: int | None) -> int | None:

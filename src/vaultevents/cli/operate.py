@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,12 +21,14 @@ from vaultevents.cli.console import (
     complete,
     one_of,
     put_json,
+    put_table,
     say,
     settings_of,
     stop_at_end_of,
     stopping,
 )
 from vaultevents.cli.dispatchers import dispatchers, tell_counts
+from vaultevents.cli.estimate import Estimate, estimate
 from vaultevents.config import DEFAULT_FILE, NETWORKS, Settings, chosen_file
 from vaultevents.core.errors import ConfigError, InputError, OperatorError
 from vaultevents.core.spans import Span
@@ -200,6 +202,9 @@ def replay(
     deliver: Annotated[
         bool, typer.Option("--deliver/--no-deliver", help="Deliver the events that were missing.")
     ] = True,
+    only_estimate: Annotated[
+        bool, typer.Option("--estimate", help="Only say how much it would ask and about how long it would take.")
+    ] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -211,6 +216,9 @@ def replay(
     """
     settings = settings_of(config)
     wanted = _range(from_block, to_block, from_epoch, to_epoch)
+    if only_estimate:
+        _tell_estimate(*complete(_estimate(settings, wanted)), as_json=as_json)
+        return
     totals = complete(_replay(settings, wanted, deliver=deliver))
     counts = totals.as_dict()
     if as_json:
@@ -244,6 +252,35 @@ def _range(from_block: int | None, to_block: int | None, from_epoch: int | None,
                 raise InputError(f"--to-{unit} {last} lies before --from-{unit} {first}: exchange them")
             return Range("block" if unit == "block" else "epoch", Span(first, last))
     raise typer.BadParameter("give --from-block and --to-block, or --from-epoch and --to-epoch")
+
+
+async def _estimate(settings: Settings, wanted: Range) -> tuple[list[Estimate], int]:
+    async with open_store(settings) as store:
+        clock = await service_clock(store.database)
+        async with open_sources(settings, store.database, clock) as sources:
+            spans = [(stream, await _span(stream, sources, wanted)) for stream in sources.streams]
+            outbox = Outbox(store.database)
+            found = [await estimate(stream, sources.chain, outbox, span) for stream, span in spans if span is not None]
+            return found, sources.chain.log_range_blocks
+
+
+def _tell_estimate(found: list[Estimate], log_range_blocks: int, *, as_json: bool) -> None:
+    total = {
+        "requests": sum(one.requests for one in found),
+        "calls": sum(one.calls for one in found),
+        "seconds": round(sum(one.seconds for one in found), 1),
+    }
+    if as_json:
+        put_json({**total, "streams": [asdict(one) for one in found], "log_range_blocks": log_range_blocks})
+        return
+    put_table(
+        ("stream", "positions", "requests", "calls", "seconds"),
+        [(one.stream, f"{one.positions} {one.unit}s", one.requests, one.calls, one.seconds) for one in found],
+        "no stream has anything in this range",
+    )
+    say(f"in all      {total['requests']} requests with {total['calls']} calls, about {total['seconds']:.0f} s")
+    samples = ", ".join(f"{one.sampled} {one.unit}s of {one.stream}" for one in found)
+    say(f"based on    {samples or 'nothing'}; logs of up to {log_range_blocks} blocks at once")
 
 
 async def _replay(settings: Settings, wanted: Range, *, deliver: bool) -> Totals:

@@ -15,6 +15,8 @@ from vaultevents.devnet.trie import ordered_root
 FULL_BLOCK_LOGS = 440
 """Foreign logs that set more than 90 % of a bloom's bits, as a full mainnet block does (go-ethereum#25336)."""
 
+GAS_PER_TRANSACTION = 90_000
+
 _PATTERNS = 8
 
 
@@ -102,6 +104,25 @@ class PlacedLog:
 def withdrawals_root(withdrawals: tuple[Withdrawal, ...]) -> bytes:
     """The header's commitment to a block's withdrawals (EIP-4895)."""
     return ordered_root([_rlp(one) for one in withdrawals])
+
+
+def receipts_root(transactions: tuple[Transaction, ...], filler_logs: int, filler_seed: int, number: int) -> bytes:
+    """The header's commitment to the receipts of a block, all of type 2 and successful (EIP-658, EIP-2718)."""
+    receipts = [_receipt(at, transaction.logs) for at, transaction in enumerate(transactions)]
+    if filler_logs:
+        receipts.append(_filler_receipt(len(transactions), filler_seed, number % _PATTERNS, filler_logs))
+    return ordered_root(receipts)
+
+
+def _receipt(index: int, logs: tuple[Log, ...]) -> bytes:
+    bloom = bloom_of(value for log in logs for value in (log.address, *log.topics)).to_bytes(256)
+    entries = [[log.address, list(log.topics), log.data] for log in logs]
+    return b"\x02" + bytes(rlp.encode([b"\x01", minimal(GAS_PER_TRANSACTION * (index + 1)), bloom, entries]))
+
+
+@lru_cache(maxsize=256)
+def _filler_receipt(index: int, seed: int, pattern: int, count: int) -> bytes:
+    return _receipt(index, _pattern(seed, pattern, count))
 
 
 def _rlp(one: Withdrawal) -> bytes:

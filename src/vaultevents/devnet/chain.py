@@ -12,6 +12,7 @@ from random import Random
 from eth_hash.auto import keccak
 
 from vaultevents.devnet.blocks import (
+    GAS_PER_TRANSACTION,
     Block,
     Log,
     Payout,
@@ -21,12 +22,11 @@ from vaultevents.devnet.blocks import (
     filler_block_number,
     filler_bloom,
     own_logs,
+    receipts_root,
     withdrawals_root,
 )
 from vaultevents.devnet.header import EMPTY_BLOOM, Header, bloom_of
 from vaultevents.devnet.trie import EMPTY_TRIE_ROOT
-
-_GAS_PER_TRANSACTION = 90_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +200,10 @@ class Chain:
             parent_hash=self.head.hash if number else bytes(32),
             state_root=self._rng.randbytes(32),
             transactions_root=keccak(b"transactions" + hashes) if hashes else EMPTY_TRIE_ROOT,
-            receipts_root=keccak(b"receipts" + hashes) if hashes else EMPTY_TRIE_ROOT,
+            receipts_root=receipts_root(transactions, filler_logs, self.seed, number),
             logs_bloom=bits.to_bytes(256) if bits else EMPTY_BLOOM,
             number=number,
-            gas_used=_GAS_PER_TRANSACTION * (len(transactions) + bool(filler_logs)),
+            gas_used=GAS_PER_TRANSACTION * (len(transactions) + bool(filler_logs)),
             timestamp_s=timestamp_s,
             prev_randao=self._rng.randbytes(32),
             parent_beacon_block_root=self._rng.randbytes(32),

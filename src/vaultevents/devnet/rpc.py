@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from vaultevents.devnet.blocks import Block, PlacedLog, Withdrawal
+from vaultevents.devnet.blocks import GAS_PER_TRANSACTION, Block, PlacedLog, Withdrawal
 from vaultevents.devnet.header import bloom_of, hex_data
 
 PARSE_ERROR = -32700
@@ -18,7 +18,6 @@ SERVER_ERROR = -32000
 LIMIT_EXCEEDED = -32005
 
 _SENDER = "0x00000000000000000000000000000000000000aa"
-_GAS = 90_000
 _QUANTITY = re.compile(r"0x(0|[1-9a-fA-F][0-9a-fA-F]*)")
 
 
@@ -158,8 +157,8 @@ def receipt_json(block: Block, index: int, logs: Iterable[PlacedLog], *, block_t
         "from": _SENDER,
         "to": None if creates else _SENDER,
         "contractAddress": hex_data(creates[0]) if creates else None,
-        "gasUsed": hex(_GAS),
-        "cumulativeGasUsed": hex(_GAS * (index + 1)),
+        "gasUsed": hex(GAS_PER_TRANSACTION),
+        "cumulativeGasUsed": hex(GAS_PER_TRANSACTION * (index + 1)),
         "effectiveGasPrice": hex(10**9),
         "logs": [log_json(one, block_timestamp=block_timestamp) for one in logs],
         "logsBloom": hex_data(bloom.to_bytes(256)),

@@ -44,10 +44,34 @@ async def open_stream(
             await backfill(connection, stream, begin)
 
 
+async def open_audit(database: Database, stream: str) -> None:
+    """Makes the cursor of a stream's audit, once: it begins with the earliest block registered (C2, I6)."""
+    async with database.transaction() as connection:
+        await lock_registry(connection)
+        await connection.execute(
+            "insert into cursors (stream, kind, first, position)"
+            " select stream, 'audit', least(position + 1, $2), least(position + 1, $2) - 1"
+            " from cursors where stream = $1 and kind = 'live' on conflict do nothing",
+            stream,
+            await first_block(connection),
+        )
+
+
+async def read_through(connection: Connection, stream: str) -> int:
+    """Up to where all of a stream is read that is registered: its live cursor, or before it an open backfill."""
+    position = await connection.fetchval(
+        "select min(position) from cursors where stream = $1"
+        " and (kind = 'live' or (kind = 'backfill' and position < stop))",
+        stream,
+    )
+    return int(position)
+
+
 async def backfill(connection: Connection, stream: str, first: int, last: int | None = None) -> list[Span]:
     """One backfill for each part of `first`..`last` that no open backfill is going to read anyway.
 
-    It ends at the live cursor at the latest; what lies beyond is read live. The registry must be locked.
+    It ends at the live cursor at the latest; what lies beyond is read live. An audit that has passed the beginning
+    goes back to it, since these blocks are to be read for more than it knew of. The registry must be locked.
     """
     position = await connection.fetchval("select position from cursors where stream = $1 and kind = 'live'", stream)
     if position is None:
@@ -55,6 +79,12 @@ async def backfill(connection: Connection, stream: str, first: int, last: int | 
     last = position if last is None else min(last, position)
     if first > last:
         return []
+    await connection.execute(
+        "update cursors set first = least(first, $2), position = $2::bigint - 1, anchor = null"
+        " where stream = $1 and kind = 'audit' and position >= $2",
+        stream,
+        first,
+    )
     pending = await connection.fetch(
         "select position, stop from cursors where stream = $1 and kind = 'backfill' and position < stop", stream
     )

@@ -15,19 +15,20 @@ from vaultevents.core.spans import Span
 from vaultevents.core.webhooks import Webhook, matches
 from vaultevents.store import forks
 from vaultevents.store.accounts import registry
-from vaultevents.store.cursors import note_problem
+from vaultevents.store.audits import Comparison, compare_events, compare_reports
+from vaultevents.store.cursors import note_problem, read_through
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
 from vaultevents.store.reports import add_reports, mark_resolved
 from vaultevents.store.webhooks import active_webhooks
 
-Kind = Literal["live", "backfill", "replay"]
+Kind = Literal["live", "backfill", "replay", "audit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """How far a stream is read: `position` is done, and the next span must link to `anchor`.
 
-    `stop` is where a backfill or a replay ends; live has none.
+    `stop` is where a backfill or a replay ends; live has none, and the audit behind it neither.
     """
 
     id: int
@@ -49,12 +50,16 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What became of the events of one span: stored now, already there and the same, or stored otherwise (ids)."""
+    """What became of the events of one span: stored now, already there and the same, or stored otherwise (ids).
+
+    For an audit also how all that was stored of the span compares with what was read now.
+    """
 
     inserted: int = 0
     identical: int = 0
     different: tuple[str, ...] = field(default=())
     near_head: int = 0  # stored otherwise because they were first seen near the head, where blocks may be replaced (C1)
+    compared: Comparison | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,11 @@ class Outbox:
         async with self.database.transaction() as connection:
             row = await connection.fetchrow(f"{_SELECT} where stream = $1 and kind = 'live'", stream)
         return _cursor(row) if row else None
+
+    async def audit(self, stream: str) -> Cursor:
+        """The cursor of a stream's audit, which `open_audit` makes."""
+        async with self.database.transaction() as connection:
+            return _cursor(await connection.fetchrow(f"{_SELECT} where stream = $1 and kind = 'audit'", stream))
 
     async def backfills(self, stream: str) -> list[Cursor]:
         """The backfills of a stream that are not done, oldest first."""
@@ -143,14 +153,18 @@ class Outbox:
             state = await connection.fetchrow("select version, filter_revision from registry for share")
             if state["version"] != registry_version or not await self._move(connection, old, new):
                 return Lost()
-            await add_reports(connection, reports)
+            if new.kind == "audit" and new.position > await read_through(connection, new.stream):
+                return Lost()  # it was registered meanwhile that more is to be read there first
             found = list(events)
+            compared = await _compare(connection, old, new, found, reports) if new.kind == "audit" else None
+            await add_reports(connection, reports)
             if found and not deliver:
                 await _refuse_silencing(connection, new)
             if near is not None:
                 await forks.keep(connection, old.stream, old.position, old.anchor, near)
             final = None if near is None else near.final
-            return await _store(connection, found, state["filter_revision"], deliver=deliver, final=final)
+            stored = await _store(connection, found, state["filter_revision"], deliver=deliver, final=final)
+            return replace(stored, compared=compared)
 
     async def near_blocks(self, stream: str) -> dict[int, forks.BlockHash]:
         """The hashes of the blocks of a stream that may still be reorganised, as they were read."""
@@ -192,6 +206,16 @@ _SELECT = "select id, stream, kind, first, position, anchor, stop from cursors"
 
 def _cursor(row: object) -> Cursor:
     return Cursor(**row)  # type: ignore[arg-type]
+
+
+async def _compare(
+    connection: Connection, old: Cursor, new: Cursor, events: Sequence[Event], reports: Sequence[ReportLog]
+) -> Comparison:
+    """What is stored of a span before anything of it is stored again."""
+    span = Span(old.position + 1, new.position)
+    if new.stream == "reports":
+        return await compare_reports(connection, span, reports)
+    return await compare_events(connection, span, events)
 
 
 def _key(event: Event) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from vaultevents.store.pool import Database
 
 @dataclass(frozen=True, slots=True)
 class CursorFacts:
-    """A live cursor, or a backfill or replay that is not done."""
+    """A live cursor, a backfill or replay that is not done, or an audit."""
 
     stream: str
     kind: str
@@ -54,6 +54,7 @@ class Overview:
     cursors: tuple[CursorFacts, ...]
     nodes: tuple[NodeFacts, ...]
     orphaned: tuple[OrphanFacts, ...]
+    audits: tuple[CursorFacts, ...]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -92,10 +93,12 @@ async def read(database: Database) -> Overview:
             " from events e where e.orphaned_at is not null order by e.orphaned_at desc, e.seq desc limit $1",
             SHOWN_ORPHANS,
         )
+    facts = [CursorFacts(**cursor) for cursor in cursors]
     return Overview(
         **row,
         deliveries=deliveries,
-        cursors=tuple(CursorFacts(**cursor) for cursor in cursors),
+        cursors=tuple(one for one in facts if one.kind != "audit"),
+        audits=tuple(one for one in facts if one.kind == "audit"),
         nodes=tuple(known),
         orphaned=tuple(OrphanFacts(**orphan) for orphan in orphans),
     )

@@ -80,7 +80,9 @@ class LogsSource:
         near = cursor.kind == "live" and self._chain.reads_near_head
         final = await self._chain.final_head() if near else None
         anchor = anchor_of(cursor)
-        found = await self._chain.read_logs(span, watched, anchor, every=cursor.every_header)
+        found = await self._chain.read_logs(
+            span, watched, anchor, every=cursor.every_header, second=cursor.kind == "audit"
+        )
         if final is not None and not watched and span.last > final.number:
             found = await self._links(span, anchor, final)
         return Reading(

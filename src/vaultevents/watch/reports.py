@@ -50,7 +50,9 @@ class ReportsSource:
 
     async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
         watched = Watched(oracles=self._oracles if registry.watched(span) else frozenset())
-        found = await self._chain.read_logs(span, watched, anchor_of(cursor), every=cursor.every_header)
+        found = await self._chain.read_logs(
+            span, watched, anchor_of(cursor), every=cursor.every_header, second=cursor.kind == "audit"
+        )
         reports = [decode(one, found.times_s[one.block_number]) for one in found.logs if is_watched(one, watched)]
         return Reading((), hex_text(found.last.hash), reports, found.parent, len(found.logs))
 

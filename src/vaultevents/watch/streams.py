@@ -19,6 +19,7 @@ from vaultevents.store.cursors import first_block, open_stream
 from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.store.pool import Connection, Database
 from vaultevents.store.validators import earliest_epoch
+from vaultevents.watch.audit import AuditSource, follow_audit
 from vaultevents.watch.discovery import Discovery
 from vaultevents.watch.hint import Hint
 from vaultevents.watch.logs import LogsSource
@@ -38,7 +39,8 @@ WITHDRAWALS_STEP_EPOCHS = 8
 class Stream:
     """One source; its positions are blocks or epochs, `step` of which are committed at once.
 
-    Those that are read with fewer questions, of a backfill or a replay, may be `backfill_step` at once.
+    Those that are read with fewer questions, of a backfill or a replay, may be `backfill_step` at once. What is read
+    again behind them lies up to `final`; a stream without one is not audited, since it was read with every proof.
     """
 
     source: Source
@@ -47,6 +49,7 @@ class Stream:
     step: int
     poll_s: float
     backfill_step: int
+    final: Callable[[], Awaitable[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +63,22 @@ class Pace:
 
 def logs_stream(chain: ExecutionChain, pace: Pace) -> Stream:
     """The two contract events."""
-    return Stream(LogsSource(chain), "block", first_block, pace.step, pace.poll_s, pace.backfill_step)
+    source = LogsSource(chain)
+    return Stream(
+        source, "block", first_block, pace.step, pace.poll_s, pace.backfill_step, partial(_final_block, chain)
+    )
 
 
 def reports_stream(chain: ExecutionChain, oracles: Collection[Address], pace: Pace) -> Stream:
     """Published oracle reports; a `Resolver` must run beside it."""
     source = ReportsSource(chain, oracles)
-    return Stream(source, "block", first_block, pace.step, pace.poll_s, pace.backfill_step)
+    return Stream(
+        source, "block", first_block, pace.step, pace.poll_s, pace.backfill_step, partial(_final_block, chain)
+    )
+
+
+async def _final_block(chain: ExecutionChain) -> int:
+    return (await chain.final_head()).number
 
 
 def staking_streams(
@@ -89,8 +101,18 @@ def staking_streams(
     ]
 
 
-async def follow(stream: Stream, outbox: Outbox, on_advance: Callable[[Advanced], None], hint: Hint) -> None:
-    """Reads a stream live, as soon as `hint` says that there may be something new, and its backfills; never ends."""
+async def follow(
+    stream: Stream,
+    outbox: Outbox,
+    on_advance: Callable[[Advanced], None],
+    hint: Hint,
+    *,
+    audit_per_s: float = 0.0,
+) -> None:
+    """Reads a stream live, its backfills beside it, and all of it again behind them, at most so fast; never ends.
+
+    Live it looks for more as soon as `hint` says that there may be something new.
+    """
     cursor = await _begin(stream, outbox)
     source, poll_s = stream.source, stream.poll_s
     async with asyncio.TaskGroup() as group:
@@ -99,6 +121,9 @@ async def follow(stream: Stream, outbox: Outbox, on_advance: Callable[[Advanced]
         group.create_task(
             run_backfills(source, outbox, step=stream.backfill_step, poll_s=poll_s, on_advance=on_advance)
         )
+        if stream.final is not None and audit_per_s:
+            audited = AuditSource(source, outbox, stream.final)
+            group.create_task(follow_audit(audited, outbox, step=stream.step, poll_s=poll_s, blocks_per_s=audit_per_s))
 
 
 async def _begin(stream: Stream, outbox: Outbox) -> Cursor:

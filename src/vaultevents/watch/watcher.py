@@ -14,6 +14,7 @@ from vaultevents import metrics
 from vaultevents.core.errors import DatabaseUnavailable, NodeFault, SourceUnavailable
 from vaultevents.core.events import project
 from vaultevents.core.spans import Span
+from vaultevents.store.audits import Comparison
 from vaultevents.store.forks import Rewind
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 from vaultevents.watch.hint import Hint, until
@@ -22,6 +23,7 @@ from vaultevents.watch.source import Forked, Source
 
 log = structlog.get_logger("watch")
 
+SHOWN_IDS = 20
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -83,7 +85,9 @@ async def advance(reader: Reader, outbox: Outbox, cursor: Cursor, *, deliver: bo
     )
     if isinstance(outcome, Lost):
         return outcome
-    if outcome.different:
+    if outcome.compared is not None:
+        _tell(cursor.stream, span, outcome.compared)
+    elif outcome.different:
         log.error("events_differ", stream=cursor.stream, span=str(span), ids=outcome.different)
     return Advanced(new, span, outcome)
 
@@ -106,6 +110,18 @@ async def _rewind(outbox: Outbox, cursor: Cursor, forked: Forked) -> Rewound | L
     return Rewound(cursor.moved(forked.ancestor, forked.anchor), done)
 
 
+def _tell(stream: str, span: Span, compared: Comparison) -> None:
+    """What an audit found; by then the missing ones are stored, and nothing else is changed."""
+    for kind, event, ids in (
+        ("missing", "events_were_missing", compared.missing),
+        ("different", "events_differ", compared.different),
+        ("without_log", "events_without_log", compared.extra),
+    ):
+        if ids:
+            metrics.audit_finding(kind, len(ids))
+            log.error(event, stream=stream, span=str(span), number=len(ids), ids=ids[:SHOWN_IDS])
+
+
 def pauses() -> Iterator[float]:
     """How long to wait after the first failure in a row, the second and so on; the last pause holds."""
     yield from BACKOFF_S
@@ -122,13 +138,15 @@ async def run(
     poll_s: float,
     deliver: bool = True,
     patience: int | None = None,
+    pause_s: float = 0.0,
     on_advance: Callable[[Advanced], None] = lambda _: None,
     hint: Hint | None = None,
 ) -> None:
-    """Advances one cursor until it is done; a live one never is.
+    """Advances one cursor until it is done; a live one and an audit never are.
 
     With nothing new it looks again after `poll_s`, or as soon as `hint` is given.
     When an upstream or the database fails it waits and tries again, up to `patience` times in a row (None: for ever).
+    It rests for `pause_s` for each position that it has read.
     """
     failures, waits, hint = 0, pauses(), hint or Hint()
     await outbox.note_problem(cursor, None)  # an earlier process may have left its own there
@@ -137,14 +155,15 @@ async def run(
             hinted = hint.next()  # before the head is asked for: none that comes meanwhile is missed
             try:
                 outcome = await advance(reader, outbox, cursor, deliver=deliver)
-                if isinstance(outcome, Lost):
-                    cursor = await outbox.cursor(cursor.id)
+                if isinstance(outcome, Lost) or (isinstance(outcome, Idle) and cursor.kind == "audit"):
+                    cursor = await outbox.cursor(cursor.id)  # an audit may have been set back
             except (SourceUnavailable, DatabaseUnavailable) as error:
                 if patience is not None and failures >= patience:
                     raise
                 failures, pause = failures + 1, next(waits)
                 await outbox.note_problem(cursor, str(error))
-                log.warning("stream_waits", stream=source.stream, problem=str(error), retry_in_s=pause)
+                told = {"stream": source.stream, "kind": cursor.kind, "problem": str(error)}
+                log.warning("stream_waits", **told, retry_in_s=pause)
                 await asyncio.sleep(pause)
                 continue
             if failures:
@@ -154,6 +173,7 @@ async def run(
                 case Advanced():
                     cursor = outcome.cursor
                     on_advance(outcome)
+                    await asyncio.sleep(pause_s * len(outcome.span))
                 case Rewound():
                     cursor = outcome.cursor
                 case Idle():
