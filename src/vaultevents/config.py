@@ -80,6 +80,12 @@ def _http_url(url: SecretStr) -> SecretStr:
     return url
 
 
+def _socket_url(url: SecretStr) -> SecretStr:
+    if not url.get_secret_value().startswith(("ws://", "wss://")):
+        raise ValueError("a WebSocket's URL begins with ws:// or wss://")
+    return url
+
+
 def _meant(value: Any) -> Any:
     """No setting is a boolean, which would pass as 0 or 1, and none says anything by being an empty text."""
     if isinstance(value, bool):
@@ -105,6 +111,7 @@ def _home(path: Path) -> Path:
 
 
 Url = Annotated[SecretStr, AfterValidator(_http_url)]
+SocketUrl = Annotated[SecretStr, AfterValidator(_socket_url)]
 ContractAddress = Annotated[Address, BeforeValidator(_rule(parse_address))]
 Allowed = Annotated[AllowRule, BeforeValidator(_rule(parse_allow))]
 Cidr = Annotated[IPNetwork, BeforeValidator(_rule(parse_network))]
@@ -127,6 +134,7 @@ class ExecutionSettings(Section):
     """How the execution chain is read."""
 
     urls: Annotated[tuple[Url, ...], NoDecode, COMMAS] = ()
+    websocket_urls: Annotated[tuple[SocketUrl, ...], NoDecode, COMMAS] = ()
     head: str = "finalized"
     headers: Literal["every", "edges"] = "edges"
     poll_interval_s: Seconds = 4.0

@@ -45,6 +45,7 @@ from vaultevents.opening import (
     open_store,
     operator_webhook,
     service_clock,
+    socket_heads,
     switched_off,
     url_rules,
     while_lost,
@@ -54,6 +55,7 @@ from vaultevents.store.apikeys import KeyRing
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
+from vaultevents.watch.hint import Hint
 from vaultevents.watch.streams import follow
 from vaultevents.watch.watcher import Advanced
 
@@ -136,12 +138,14 @@ async def _watch(settings: Settings, store: Store, clock: ServiceClock, on_advan
         opened = await while_lost(lambda: stack.enter_async_context(open_sources(settings, store.database, clock)))
         if opened.resolver is not None:
             await _ask_locator(settings, opened.chain)
-        outbox = Outbox(store.database)
+        outbox, hint = Outbox(store.database), Hint()
         async with asyncio.TaskGroup() as group:
             group.create_task(keep_nodes(store.database, opened.pools))
             for stream in opened.streams:
                 per_s = settings.execution.audit_blocks_per_s
-                group.create_task(follow(stream, outbox, on_advance, audit_per_s=per_s))
+                group.create_task(follow(stream, outbox, on_advance, hint, audit_per_s=per_s))
+            for heads in socket_heads(settings):
+                group.create_task(heads.follow(hint.give))
             if opened.discovery is not None:
                 group.create_task(opened.discovery.run())
             if opened.resolver is not None:

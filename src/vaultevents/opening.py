@@ -20,6 +20,7 @@ import structlog
 from vaultevents.chain.beacon import BeaconChain, BeaconIdentity, BeaconOptions
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity, Reverted
 from vaultevents.chain.ipfs import IpfsClient
+from vaultevents.chain.newheads import NewHeads
 from vaultevents.config import NEW_KEY_VARIABLE, Settings
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import ConfigError, DatabaseUnavailable, DatabaseUnusable, InputError, WrongNetwork
@@ -429,6 +430,11 @@ def _lasting(memory: NodeMemory) -> NodeMemory:
     """What is worth writing: not that time goes by, nor every small step of a rate."""
     rate = memory.requests_per_s
     return replace(memory, since_s=0.0, requests_per_s=None if rate is None else float(f"{rate:.1g}"))
+
+
+def socket_heads(settings: Settings) -> list[NewHeads]:
+    """The nodes that announce new heads, as a hint to look sooner."""
+    return [NewHeads(url.get_secret_value()) for url in settings.execution.websocket_urls]
 
 
 def switched_off(settings: Settings) -> dict[str, tuple[str, ...]]:

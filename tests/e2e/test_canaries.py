@@ -86,8 +86,9 @@ async def site(tmp_path: Path) -> AsyncIterator[tuple[Place, ServerAddress, list
         async with place(tmp_path, tmp_path / "data", world) as here:
             rpc_key = secrets.token_hex(16)
             here.url = f"{here.url}/?apikey={rpc_key}"
+            sockets = f'websocket_urls = ["{here.url.replace("http", "ws")}", "ws://127.0.0.1:1/{rpc_key}"]'
             api = "port = 0\nrequests_per_minute = 1000000\nburst = 1000000"
-            here.configure(api=api, log='level = "debug"', metrics='serve = "on"\nport = 0')
+            here.configure(execution=sockets, api=api, log='level = "debug"', metrics='serve = "on"\nport = 0')
             customers = await enrolled(config.load(here.config))
             story.use(server.password, rpc_key, (tmp_path / "data" / "master.key").read_text().strip())
             for one in customers:

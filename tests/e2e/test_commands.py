@@ -73,13 +73,15 @@ async def test_init_writes_a_file_that_check_reads(tmp_path: Path) -> None:
 async def test_check_says_what_answers_and_what_does_not(here: Place) -> None:
     (vault, *_) = here.world.registrations
     address = "0x" + vault.address.hex()
-    here.configure(execution=f'[contracts]\nlido_locator = "{address}"')
+    sockets = f'websocket_urls = ["{here.url.replace("http", "ws")}/key"]'
+    here.configure(execution=f'{sockets}\n[contracts]\nlido_locator = "{address}"')
     good = (await here.run("check")).ok()
     lines = {line.split()[1].rstrip(":"): line for line in good.stdout.splitlines()}
-    assert lines.keys() >= {"delivery.ca_file", "database", "node", "contracts.lido_locator"}
+    assert lines.keys() >= {"delivery.ca_file", "database", "node", "websocket", "contracts.lido_locator"}
     assert all(line.startswith("ok    ") for line in lines.values())
     number = here.world.chain.finalized_number
     assert f"chain {here.world.chain.chain_id}, its finalized block is {number}" in lines["node"]
+    assert f"chain {here.world.chain.chain_id}, announces new heads" in lines["websocket"]
 
     here.configure(
         execution=f'audit_blocks_per_s = 0\n[contracts]\nlido_locator = "{address}"\nwrapper_factory = "{VAULT}"'
@@ -99,12 +101,15 @@ async def test_check_says_what_answers_and_what_does_not(here: Place) -> None:
 async def test_check_tells_nodes_apart(here: Place) -> None:
     await here.node.stop()
     here.config.write_text(here.config.read_text().replace(here.url, f'{here.url}/key", "{here.url}'))
-    done = await here.run("check", "--json")
+    socket = f"{here.url.replace('http', 'ws')}/key"
+    done = await here.run("check", "--json", VAULTEVENTS_EXECUTION__WEBSOCKET_URLS=socket)
     first, second = [one for one in done.json["checks"] if one["what"].startswith("node ")]
     assert first["what"] != second["what"]
     assert "/key" not in done.stdout + done.stderr
     assert done.code == 1
     assert first["detail"] == "cannot be reached (ClientConnectorError)"
+    (announcing,) = [one for one in done.json["checks"] if one["what"].startswith("websocket ws://127.0.0.1#")]
+    assert (announcing["ok"], announcing["detail"]) == (False, first["detail"])
 
 
 async def test_status_before_anything_was_read(here: Place) -> None:

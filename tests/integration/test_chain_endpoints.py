@@ -94,6 +94,15 @@ async def test_nodes_that_are_set_aside_are_asked_before_giving_up() -> None:
     assert await pool.ask(ask) == "a"
 
 
+async def test_where_all_are_set_aside_those_at_fault_come_last() -> None:
+    liar, second = Node("a", NodeFault("a", "is on another fork")), Node("b", SourceUnavailable("b", "is down"))
+    pool, _ = endpoints(liar, second)
+    with pytest.raises(SourceUnavailable):
+        await pool.ask(ask)
+    liar.error = second.error = None
+    assert await pool.ask(ask) == "b"
+
+
 async def test_a_node_of_another_network_is_refused_and_looked_at_again_later() -> None:
     wrong = {"a"}
 

@@ -139,3 +139,13 @@ def test_finality_follows_the_head_until_a_test_says_otherwise() -> None:
     assert chain.finalized_number is None
     chain.finalized = Lag(2)
     assert chain.finalized_number == 2
+
+
+def test_a_fork_shares_the_blocks_before_it_and_nothing_after() -> None:
+    chain = busy_chain()
+    fork = chain.fork(5, seed=6)
+    assert (fork.head, fork.seed) == (chain.block(5), 6)
+    mine, theirs = chain.mine([chain.transaction([log(9, 1)])]), fork.mine([fork.transaction([log(9, 1)])])
+    assert theirs.header.parent_hash == chain.blocks(5, 5)[0].hash
+    assert fork.block_by_hash(mine.hash) is chain.block_by_hash(theirs.hash) is None
+    assert [one.block.number for one in fork.logs(0, 20)] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6]

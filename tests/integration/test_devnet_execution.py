@@ -14,7 +14,7 @@ from eth_bloom.bloom import BloomFilter
 
 from vaultevents.devnet.blocks import FULL_BLOCK_LOGS
 from vaultevents.devnet.chain import Absent, At, Chain
-from vaultevents.devnet.execution import ExecutionServer
+from vaultevents.devnet.execution import Balancer, ExecutionServer
 from vaultevents.devnet.faults import LOG_FAULTS, WITHDRAWAL_FAULTS, Fault, Faults
 from vaultevents.devnet.rpc import block_json
 from vaultevents.devnet.world import World
@@ -154,6 +154,57 @@ async def test_an_unknown_block_hash_is_an_error_but_a_range_beyond_the_head_a_s
         full = await node.result("eth_getLogs", {"fromBlock": "0x0", "toBlock": hex(41)})
         assert lagging == [log for log in full if int(log["blockNumber"], 16) <= 31]
         assert len(lagging) < len(full)
+
+
+async def test_a_pruned_node_lacks_old_blocks_or_only_their_logs() -> None:
+    chain = small_world().chain
+    before, whole = {"fromBlock": "0x5", "toBlock": "0x28"}, {"fromBlock": "0x14", "toBlock": "0x28"}
+    async with serving(chain) as node:
+        kept, five = await node.result("eth_getLogs", whole), await node.result("eth_getBlockByNumber", "0x5", False)
+        node.server.node.oldest_logs = 20
+        assert await node.result("eth_getLogs", before) == kept
+        assert await node.result("eth_getLogs", {"blockHash": five["hash"]}) == []
+        node.server.node.oldest = 20
+        assert await node.refusal("eth_getLogs", before) == (4444, "pruned history unavailable")
+        assert await node.result("eth_getLogs", whole) == kept
+        assert await node.result("eth_getBlockByNumber", "0x5", False) is None
+        assert await node.refusal("eth_getLogs", {"blockHash": five["hash"]}) == (-32000, "unknown block")
+        assert (await node.result("eth_getBlockByNumber", "0x0", False))["number"] == "0x0"
+
+
+async def test_sockets_are_told_each_new_head_until_they_freeze() -> None:
+    chain = small_world().chain
+    async with serving(chain) as node, node.session.ws_connect(node.url) as socket:
+        await socket.send_json({"jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber"})
+        assert (await socket.receive_json())["result"] == hex(41)
+        for sent, code in (("{", -32700), ('{"id": 2, "method": "eth_subscribe", "params": ["logs"]}', -32602)):
+            await socket.send_str(sent)
+            assert (await socket.receive_json())["error"]["code"] == code
+        await socket.send_json({"jsonrpc": "2.0", "id": 3, "method": "eth_subscribe", "params": ["newHeads"]})
+        name = (await socket.receive_json())["result"]
+        assert node.server.subscriptions == 1
+        made = [chain.mine(), *chain.reorg(1, [[], []])]
+        told = [(await socket.receive_json())["params"] for _ in made]
+        assert [one["subscription"] for one in told] == [name] * 3
+        assert [(one["result"]["number"], one["result"]["hash"]) for one in told] == [
+            (hex(block.number), "0x" + block.hash.hex()) for block in made
+        ]
+        node.server.frozen = True
+        chain.mine()
+        await socket.send_json({"jsonrpc": "2.0", "id": 4, "method": "eth_blockNumber"})
+        with pytest.raises(TimeoutError):
+            await socket.receive(0.05)
+
+
+async def test_a_balancer_gives_each_exchange_to_any_of_its_servers() -> None:
+    chain = small_world().chain
+    servers = [ExecutionServer(chain), ExecutionServer(chain, behind=20)]
+    balancer = Balancer(1, *servers)
+    async with aiohttp.ClientSession() as session:
+        client = Client(session, await balancer.start(), servers[0])
+        assert {await client.result("eth_blockNumber") for _ in range(20)} == {hex(41), hex(21)}
+    await balancer.stop()
+    assert sum(server.exchanges for server in servers) == 20
 
 
 async def test_receipts_and_code() -> None:

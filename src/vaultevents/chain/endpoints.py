@@ -13,7 +13,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -39,6 +39,7 @@ LONGEST_QUEUE_S = 1.0
 """Who would wait longer for the pace of a node asks another one, where there is one."""
 LATE_IN_A_ROW = 3
 """So many late answers, with none in time between them, are a failure."""
+_RECONNECT_S = (0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
 _SHORTEST_SECRET = 6
 _ANY_URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,15}://\S+", re.IGNORECASE)
 
@@ -117,6 +118,7 @@ class Line:
         self.circuit = Circuit(set_aside_s, clock())
         self.lateness = Lateness()
         self.late_in_a_row = 0
+        self.at_fault = False
         self.is_alone: Callable[[], bool] = lambda: True
         self._attempts = attempts
         self._wait_s = wait_s
@@ -202,15 +204,16 @@ class Node(Protocol):
 N = TypeVar("N", bound=Node)
 
 
-def node_name(url: str) -> str:
+def node_name(url: str, schemes: tuple[str, str] = ("http", "https")) -> str:
     """`scheme://host#12345678`: the host and a short hash of the whole URL, which tells two keys apart.
 
-    Raises `InputError` for what is not an http(s) URL.
+    Raises `InputError` for what is not a URL of one of the `schemes`.
     """
     digest = hashlib.sha256(url.encode()).hexdigest()[:8]
     parts = _split(url)
-    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InputError(f"the node URL #{digest} is not usable: write http://host:port/path or https://host/path")
+    if parts is None or parts.scheme not in schemes or not parts.hostname:
+        plain, tls = schemes
+        raise InputError(f"the node URL #{digest} is not usable: write {plain}://host:port/path or {tls}://host/path")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}#{digest}"
 
@@ -239,6 +242,13 @@ def _secrets(url: str) -> list[str]:
     pieces.update(re.split(r"[/&=;]", f"{parts.path}&{parts.query}"))
     pieces |= {unquote(piece) for piece in pieces}
     return sorted((piece for piece in pieces if len(piece) >= _SHORTEST_SECRET), key=len, reverse=True)
+
+
+def reconnect_pauses() -> Iterator[float]:
+    """How long to wait before a connection that ended is made anew, after the first end, the second and so on."""
+    yield from _RECONNECT_S
+    while True:
+        yield _RECONNECT_S[-1]
 
 
 class Endpoints(Generic[N]):
@@ -425,10 +435,15 @@ class Endpoints(Generic[N]):
         return next((node for node in self.nodes if node not in tried and self._is_in_use(node)), None)
 
     def _next(self, tried: Sequence[N], spared: N | None = None) -> N | None:
-        """The next node in use, `spared` after the others, else the one whose pause ends first."""
+        """The next node in use, `spared` after the others, else the one whose pause ends first.
+
+        One at fault only where no other is left: the head of a node on another fork, up to which nobody else can
+        read, would hold up the stream.
+        """
         left = [node for node in self.nodes if node not in tried]
         others = self._next_in_use([*tried, spared]) if spared is not None else None
-        return others or self._next_in_use(tried) or min(left, key=lambda node: node.line.circuit.until, default=None)
+        in_turn = min(left, key=lambda node: (node.line.at_fault, node.line.circuit.until), default=None)
+        return others or self._next_in_use(tried) or in_turn
 
     async def _put(self, question: Callable[[N], Awaitable[T]], node: N, about: N | None = None) -> T:
         circuit = node.line.circuit
@@ -464,6 +479,7 @@ class Endpoints(Generic[N]):
 
     def _set_aside(self, node: N, error: SourceUnavailable | WrongNetwork, *, on_trial: bool) -> None:
         line = node.line
+        line.at_fault = isinstance(error, NodeFault)
         problem = error.problem if isinstance(error, SourceUnavailable) else str(error)
         if isinstance(error, _Held):
             line.circuit.hold(problem, error.pause_s, line.clock())

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from vaultevents.chain.endpoints import node_name
 from vaultevents.chain.execution import ExecutionChain
+from vaultevents.chain.newheads import NewHeads
 from vaultevents.cli.console import ConfigOption, JsonOption, complete, put_json, put_table, say, settings_of
 from vaultevents.config import Settings
 from vaultevents.core.errors import ConfigError, SourceUnavailable, VaulteventsError
@@ -22,6 +23,7 @@ from vaultevents.opening import (
     open_chain,
     open_store,
     service_clock,
+    socket_heads,
     switched_off,
 )
 from vaultevents.store import status as overview
@@ -73,6 +75,7 @@ async def _check(settings: Settings) -> list[Finding]:
             findings.append(Finding("database", True, f"PostgreSQL {facts.server_version}, {facts.events} events"))
             nodes = [await _node(settings, url, store.database) for url in settings.execution.urls or (None,)]
             findings += nodes
+            findings += [await _socket(heads, settings.chain_id) for heads in socket_heads(settings)]
             if any(node.ok for node in nodes):
                 async with open_chain(settings, store.database) as chain:
                     findings += [await _contract(chain, *named) for named in _contracts(settings)]
@@ -111,6 +114,17 @@ async def _node(settings: Settings, url: SecretStr | None, database: Database) -
         return Finding(what, False, problem.problem)
     except VaulteventsError as problem:
         return Finding(what, False, str(problem))
+
+
+async def _socket(heads: NewHeads, chain_id: int) -> Finding:
+    what = f"websocket {heads.name}"
+    try:
+        shown = await heads.chain_id()
+    except SourceUnavailable as problem:
+        return Finding(what, False, problem.problem)
+    if shown != chain_id:
+        return Finding(what, False, f"it is of chain {shown}: correct execution.websocket_urls")
+    return Finding(what, True, f"chain {shown}, announces new heads")
 
 
 async def _beacon_node(settings: Settings, url: SecretStr, database: Database) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
@@ -56,6 +56,7 @@ Position = Lag | At | Absent
 class Chain:
     """The canonical chain and every block that was ever on it.
 
+    `on_block` holds what is called after each new block, those of a reorg included.
     `safe` and `finalized` are settable at any time. `filler_logs` is the number of foreign logs that each block mined
     from now on carries (`FULL_BLOCK_LOGS` fills its bloom); they cost memory only while somebody reads them.
     """
@@ -69,6 +70,7 @@ class Chain:
         self.safe: Position = Lag(1)
         self.finalized: Position = Lag(2)
         self.filler_logs = 0
+        self.on_block: list[Callable[[], None]] = []
         self._rng = Random(f"{seed}/chain")  # noqa: S311 (a simulation must repeat)
         self._made = 0
         self._blocks: list[Block] = []
@@ -173,6 +175,15 @@ class Chain:
         del self._full[bisect_right(self._full, self.head.number) :]
         return [self.mine(transactions) for transactions in replacement]
 
+    def fork(self, number: int, seed: int) -> Chain:
+        """Another chain with the same blocks up to `number`; from there on, with another `seed`, it is its own."""
+        other = Chain(seed, chain_id=self.chain_id, seconds_per_slot=self.seconds_per_slot)
+        other.safe, other.finalized, other.filler_logs = self.safe, self.finalized, self.filler_logs
+        other._blocks, other._by_hash = [], {}
+        for block in self._blocks[: number + 1]:
+            other._include(block)
+        return other
+
     def _append(
         self, transactions: tuple[Transaction, ...], slot: int, timestamp_s: int, payouts: Iterable[Payout] = ()
     ) -> Block:
@@ -201,6 +212,8 @@ class Chain:
         next_withdrawal += len(withdrawals)
         block = Block(header, header.hash(), slot, transactions, filler_logs, self.seed, withdrawals, next_withdrawal)
         self._include(block)
+        for tell in self.on_block:
+            tell()
         return block
 
     def _include(self, block: Block) -> None:

@@ -1,17 +1,24 @@
-"""An execution node on loopback: Ethereum JSON-RPC over HTTP for a `Chain`, with provider limits and a fault script."""
+"""An execution node on loopback: Ethereum JSON-RPC over HTTP for a `Chain`, with provider limits and a fault script.
+
+The same port speaks WebSocket: calls, and `eth_subscribe` for `newHeads`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections import Counter
+from random import Random
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import WSMsgType, web
 
 from vaultevents.devnet.blocks import PlacedLog
 from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.faults import BLOCK_FAULTS, LOG_FAULTS, TRANSPORT_FAULTS, WITHDRAWAL_FAULTS, Fault, Faults
+from vaultevents.devnet.header import hex_data
 from vaultevents.devnet.loopback import LoopbackServer, outage
 from vaultevents.devnet.node import Node
 from vaultevents.devnet.rpc import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, SERVER_ERROR, RpcError
@@ -22,7 +29,8 @@ class ExecutionServer:
     """Serves one `Node`'s view of a chain; several servers may serve the same chain.
 
     `node` (limits, lag, shape of logs) and `faults` may be changed while it runs. `calls` counts calls by method,
-    `exchanges` HTTP requests.
+    `exchanges` HTTP requests, `subscriptions` the sockets that are told new heads now. While it is `frozen` sockets
+    stay open and answer pings, but are told nothing.
     """
 
     def __init__(
@@ -40,18 +48,29 @@ class ExecutionServer:
         self.faults = faults or Faults(chain.seed)
         self.calls: Counter[str] = Counter()
         self.exchanges = 0
+        self.frozen = False
+        self._subscribed: dict[asyncio.Queue[dict[str, Any]], str] = {}
         self._server = LoopbackServer(self._exchange)
         self._rendered: dict[tuple[PlacedLog, bool], msgspec.Raw] = {}
 
+    @property
+    def subscriptions(self) -> int:
+        return len(self._subscribed)
+
     async def start(self) -> str:
         """Listen on a free port; returns the URL."""
+        self.node.chain.on_block.append(self._tell_head)
         return await self._server.start()
 
     async def stop(self) -> None:
         """Stop listening and close all connections."""
+        with contextlib.suppress(ValueError):  # stopped before
+            self.node.chain.on_block.remove(self._tell_head)
         await self._server.stop()
 
     async def _exchange(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("upgrade", "").lower() == "websocket":
+            return await self._socket(request)
         self.exchanges += 1
         body = await request.read()
         try:
@@ -65,6 +84,44 @@ class ExecutionServer:
         if isinstance(sent, list) and sent:
             return _reply([self._call(one) for one in sent])
         return _reply(self._call(sent))
+
+    async def _socket(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Calls over a WebSocket, and the heads that one of them subscribes to."""
+        failure = await outage(self.faults.draw("websocket", TRANSPORT_FAULTS), self.faults.slow_s)
+        if failure is not None:
+            return failure
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        sending = asyncio.create_task(_send(socket, outgoing))
+        try:
+            async for message in socket:
+                if message.type is WSMsgType.TEXT and not self.frozen:
+                    outgoing.put_nowait(self._socket_call(message.data, outgoing))
+        finally:
+            sending.cancel()
+            self._subscribed.pop(outgoing, None)
+        return socket
+
+    def _socket_call(self, text: str, outgoing: asyncio.Queue[dict[str, Any]]) -> dict[str, Any]:
+        try:
+            sent = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            return _error(None, RpcError(PARSE_ERROR, "parse error"))
+        if isinstance(sent, dict) and sent.get("method") == "eth_subscribe":
+            if sent.get("params") != ["newHeads"]:
+                return _error(sent.get("id"), RpcError(INVALID_PARAMS, "only newHeads is told here"))
+            name = self._subscribed.setdefault(outgoing, hex(len(self._subscribed) + 1))
+            return {"jsonrpc": "2.0", "id": sent.get("id"), "result": name}
+        return self._call(sent)
+
+    def _tell_head(self) -> None:
+        head = self.node.block_at("latest")
+        if self.frozen or head is None:
+            return
+        for outgoing, name in self._subscribed.items():
+            told = {"subscription": name, "result": head.header.to_json() | {"hash": hex_data(head.hash)}}
+            outgoing.put_nowait({"jsonrpc": "2.0", "method": "eth_subscription", "params": told})
 
     def _call(self, sent: object) -> dict[str, Any]:
         call = sent if isinstance(sent, dict) else {}
@@ -113,6 +170,31 @@ class ExecutionServer:
             if placed.tx_index < len(placed.block.transactions):
                 self._rendered[key] = raw
         return raw
+
+
+class Balancer:
+    """One URL behind which each exchange goes to any of several servers, as providers do; only it is started."""
+
+    def __init__(self, seed: int, *servers: ExecutionServer) -> None:
+        self._rng = Random(f"{seed}/balancer")  # noqa: S311 (a simulation must repeat)
+        self._servers = servers
+        self._server = LoopbackServer(self._exchange)
+
+    async def start(self) -> str:
+        """Listen on a free port; returns the URL."""
+        return await self._server.start()
+
+    async def stop(self) -> None:
+        """Stop listening and close all connections."""
+        await self._server.stop()
+
+    async def _exchange(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._rng.choice(self._servers)._exchange(request)
+
+
+async def _send(socket: web.WebSocketResponse, outgoing: asyncio.Queue[dict[str, Any]]) -> None:
+    while True:
+        await socket.send_str(msgspec.json.encode(await outgoing.get()).decode())
 
 
 def _withdrawal_faults(block: dict[str, Any]) -> tuple[Fault, ...]:

@@ -26,6 +26,8 @@ from vaultevents.devnet.rpc import (
 CLIENT_VERSION = "vaultevents-devnet/1"
 UNKNOWN_BLOCK = -39001
 """The execution API's code for a tag that the node cannot resolve."""
+PRUNED = 4444
+"""go-ethereum's code for blocks that are no longer kept (EIP-4444)."""
 
 
 @dataclass(slots=True)
@@ -34,7 +36,8 @@ class Node:
 
     The newest `behind` blocks are not yet known to it. A query over more than `max_range` blocks or for more than
     `max_results` logs is refused in the words of `LIMIT_STYLES[limit_style]`. `block_timestamp` says whether its logs
-    carry `blockTimestamp`.
+    carry `blockTimestamp`. A pruned node has no blocks before `oldest`, and says so of their logs; before
+    `oldest_logs` it has blocks, but says of their logs that there are none.
     """
 
     chain: Chain
@@ -43,6 +46,8 @@ class Node:
     limit_style: str = "infura"
     block_timestamp: bool = True
     behind: int = 0
+    oldest: int = 0
+    oldest_logs: int = 0
 
     @property
     def head(self) -> int:
@@ -51,12 +56,15 @@ class Node:
     def block_at(self, position: object) -> Block | None:
         """The canonical block at a tag or a height; None where the node has none. Raises `RpcError`."""
         number = self._number(position)
-        return None if number is None or number > self.head else self.chain.block(number)
+        return None if number is None or not self._keeps(number) else self.chain.block(number)
 
     def block_of(self, block_hash: object) -> Block | None:
         """A block by its hash, also an orphaned one; None for one that the node has not seen. Raises `RpcError`."""
         block = self.chain.block_by_hash(data(block_hash, 32, "block hash"))
-        return block if block is not None and block.number <= self.head else None
+        return block if block is not None and self._keeps(block.number) else None
+
+    def _keeps(self, number: int) -> bool:
+        return number == 0 or self.oldest <= number <= self.head
 
     def logs(self, query: object) -> list[PlacedLog]:
         """eth_getLogs. An unknown block hash is an error (EIP-234); a range is cut to the blocks that the node has.
@@ -72,12 +80,14 @@ class Node:
             block = self.block_of(query["blockHash"])
             if block is None:
                 raise RpcError(SERVER_ERROR, "unknown block")
-            return logs_of_block(block, wanted)
+            return logs_of_block(block, wanted) if block.number >= self.oldest_logs else []
         first, last = self._edge(query, "fromBlock"), self._edge(query, "toBlock")
         if first > last:
             raise RpcError(INVALID_PARAMS, "invalid block range params")
+        if first < self.oldest:
+            raise RpcError(PRUNED, "pruned history unavailable")
         self._check_range(first, last)
-        found = logs_of_range(self.chain, first, min(last, self.head), wanted)
+        found = logs_of_range(self.chain, max(first, self.oldest_logs), min(last, self.head), wanted)
         self._check_results(first, last, found)
         return found
 

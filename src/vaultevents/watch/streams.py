@@ -21,6 +21,7 @@ from vaultevents.store.pool import Connection, Database
 from vaultevents.store.validators import earliest_epoch
 from vaultevents.watch.audit import AuditSource, follow_audit
 from vaultevents.watch.discovery import Discovery
+from vaultevents.watch.hint import Hint
 from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.reports import ReportsSource
 from vaultevents.watch.source import Source
@@ -101,13 +102,22 @@ def staking_streams(
 
 
 async def follow(
-    stream: Stream, outbox: Outbox, on_advance: Callable[[Advanced], None], *, audit_per_s: float = 0.0
+    stream: Stream,
+    outbox: Outbox,
+    on_advance: Callable[[Advanced], None],
+    hint: Hint,
+    *,
+    audit_per_s: float = 0.0,
 ) -> None:
-    """Reads a stream live, its backfills beside it, and all of it again behind them, at most so fast; never ends."""
+    """Reads a stream live, its backfills beside it, and all of it again behind them, at most so fast; never ends.
+
+    Live it looks for more as soon as `hint` says that there may be something new.
+    """
     cursor = await _begin(stream, outbox)
     source, poll_s = stream.source, stream.poll_s
     async with asyncio.TaskGroup() as group:
-        group.create_task(run(source, outbox, cursor, step=stream.step, poll_s=poll_s, on_advance=on_advance))
+        live = run(source, outbox, cursor, step=stream.step, poll_s=poll_s, on_advance=on_advance, hint=hint)
+        group.create_task(live)
         group.create_task(
             run_backfills(source, outbox, step=stream.backfill_step, poll_s=poll_s, on_advance=on_advance)
         )

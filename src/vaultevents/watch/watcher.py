@@ -17,6 +17,7 @@ from vaultevents.core.spans import Span
 from vaultevents.store.audits import Comparison
 from vaultevents.store.forks import Rewind
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
+from vaultevents.watch.hint import Hint, until
 from vaultevents.watch.reader import Reader
 from vaultevents.watch.source import Forked, Source
 
@@ -139,16 +140,19 @@ async def run(
     patience: int | None = None,
     pause_s: float = 0.0,
     on_advance: Callable[[Advanced], None] = lambda _: None,
+    hint: Hint | None = None,
 ) -> None:
     """Advances one cursor until it is done; a live one and an audit never are.
 
+    With nothing new it looks again after `poll_s`, or as soon as `hint` is given.
     When an upstream or the database fails it waits and tries again, up to `patience` times in a row (None: for ever).
     It rests for `pause_s` for each position that it has read.
     """
-    failures, waits = 0, pauses()
+    failures, waits, hint = 0, pauses(), hint or Hint()
     await outbox.note_problem(cursor, None)  # an earlier process may have left its own there
     with closing(Reader(source, step)) as reader:
         while True:
+            hinted = hint.next()  # before the head is asked for: none that comes meanwhile is missed
             try:
                 outcome = await advance(reader, outbox, cursor, deliver=deliver)
                 if isinstance(outcome, Lost) or (isinstance(outcome, Idle) and cursor.kind == "audit"):
@@ -173,7 +177,7 @@ async def run(
                 case Rewound():
                     cursor = outcome.cursor
                 case Idle():
-                    await asyncio.sleep(poll_s)
+                    await until(hinted, poll_s)
                 case Done():
                     return
 
