@@ -45,7 +45,7 @@ class Log:
     timestamp_s: int | None = None
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
 def bloom_mask(value: bytes) -> int:
     """The bits that an address or a topic sets in a bloom of 2048 (Yellow Paper §4.3.1)."""
     digest = keccak(value)

@@ -37,7 +37,7 @@ def hex_text(data: bytes) -> str:
     return f"0x{data.hex()}"
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=16384)
 def checksum(address: bytes) -> str:
     """The EIP-55 form of a 20-byte address (E6)."""
     if len(address) != 20:
