@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vaultevents.chain.circuits import LONGEST_PAUSE_S, Circuit
-from vaultevents.chain.pacing import LEAST_PER_S, LONGEST_HOLD_S, QUIET_S, Lateness, Pace
+from vaultevents.chain.pacing import FIRST_LEAST_PER_S, LEAST_PER_S, LONGEST_HOLD_S, QUIET_S, Lateness, Pace
 from vaultevents.chain.refusals import RangeSize
 from vaultevents.core.nodes import LogLimit
 
@@ -38,7 +38,7 @@ def test_nothing_waits_for_a_node_that_never_refused() -> None:
     assert pace.requests_per_s is None
 
 
-@given(st.integers(2, 50), gaps_s)
+@given(st.integers(8, 50), gaps_s)
 def test_what_is_allowed_is_never_exceeded_in_any_second(per_s: int, gaps: list[float]) -> None:
     pace, now = limited(per_s), 0.0
     assert pace.requests_per_s == per_s
@@ -53,7 +53,7 @@ def test_what_is_allowed_is_never_exceeded_in_any_second(per_s: int, gaps: list[
         assert sum(at <= other < at + 1 for other in sent) <= allowed + 1
 
 
-@given(st.integers(2, 50))
+@given(st.integers(8, 50))
 def test_quiet_time_gives_back_what_was_taken_and_more_only_where_somebody_waits(per_s: int) -> None:
     pace, now = limited(per_s), 0.0
     while now < QUIET_S + 60:
@@ -66,7 +66,7 @@ def test_quiet_time_gives_back_what_was_taken_and_more_only_where_somebody_waits
     assert unused.requests_per_s == per_s
 
 
-@given(st.integers(2, 50), st.integers(2, 30))
+@given(st.integers(8, 50), st.integers(2, 30))
 def test_one_burst_of_refusals_is_one_lesson_and_the_least_is_never_undercut(per_s: int, refusals: int) -> None:
     pace = limited(per_s)
     for _ in range(refusals):
@@ -76,6 +76,17 @@ def test_one_burst_of_refusals_is_one_lesson_and_the_least_is_never_undercut(per
         pace.refused(pace.book(float(later)), later + 0.9)
     assert pace.requests_per_s is not None
     assert LEAST_PER_S <= pace.requests_per_s <= per_s
+
+
+def test_a_refusal_after_a_pause_halves_what_was_allowed_and_one_at_the_very_start_leaves_some() -> None:
+    pace = limited(40)
+    pace.refused(pace.book(1.5), 1.6, 1.0)
+    assert pace.requests_per_s == 20
+    pace.refused(pace.book(3.0), 3.1, 1.0)
+    assert pace.requests_per_s == 10
+    fresh = Pace()
+    fresh.refused(fresh.book(0.0), 0.1)
+    assert fresh.requests_per_s == FIRST_LEAST_PER_S
 
 
 @given(st.floats(0.1, 10**6), st.lists(st.floats(0, 400), max_size=20))

@@ -11,6 +11,8 @@ from typing import Final
 
 LEAST_PER_S: Final = 1.0
 """A node that wants less than this says so with `Retry-After`."""
+FIRST_LEAST_PER_S: Final = 8.0
+"""What the first refusal leaves at least: a node may have met its limit by what others asked of it."""
 MEASURED_S: Final = 1.0
 """Limits are counted by the second: what was asked within one is measured, and refusals within one are one lesson."""
 UNTOLD_PAUSE_S: Final = 0.5
@@ -67,10 +69,11 @@ class Pace:
         self._held_until = max(self._held_until, now + min(retry_after_s or UNTOLD_PAUSE_S, LONGEST_HOLD_S))
         if sent_at < self._cut_at + MEASURED_S:
             return
-        asked_per_s = sum(now - MEASURED_S < at <= now for at in self._sent) / MEASURED_S
-        if self._allowed_per_s is not None:
-            asked_per_s = min(asked_per_s, self._allowed_per_s)
-        allowed_per_s = max(LEAST_PER_S, asked_per_s / 2)
+        if self._allowed_per_s is None:
+            asked_per_s = sum(now - MEASURED_S < at <= now for at in self._sent) / MEASURED_S
+            allowed_per_s = max(FIRST_LEAST_PER_S, asked_per_s / 2)
+        else:  # not of what was asked: that is next to nothing while the node is left alone
+            allowed_per_s = max(LEAST_PER_S, self._allowed_per_s / 2)
         self._cut(allowed_per_s, now)
         self._free_at = max(self._free_at, now + 1 / allowed_per_s)
 
