@@ -261,11 +261,12 @@ async def test_a_node_that_becomes_another_chain_in_the_middle_of_a_run_is_left(
         assert (await story.ending()).is_right
 
 
-async def test_a_balancer_before_a_lagging_node_loses_nothing(database: Database) -> None:
+@pytest.mark.parametrize("seed", [34, None])
+async def test_a_balancer_before_a_lagging_node_loses_nothing(database: Database, seed: int | None) -> None:
     """One URL, so one lonely node, whose head is from one machine and whose logs are from another (I1)."""
     world = world_of(34)
     lagging, *good = (ExecutionServer(world.chain, behind=LAG if number == 0 else 0) for number in range(3))
-    async with followed(database, world, Balancer(34, lagging, *good)) as story:
+    async with followed(database, world, Balancer(seed, lagging, *good)) as story:
         for _ in range(10):
             await story.grow(10)
             await asyncio.sleep(0.02)

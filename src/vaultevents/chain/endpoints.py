@@ -87,7 +87,23 @@ class TooSlow(SourceUnavailable):
     """No whole answer within the deadline: what was asked may be too much for the node, or the node is gone."""
 
 
+class Behind(SourceUnavailable):
+    """The node does not have a block: it lags, or has pruned it; or one of the machines behind its URL does."""
+
+
 T = TypeVar("T")
+
+MACHINES = 3
+"""How often a URL is asked for a block that it does not have: a balancer may send each question to another machine."""
+
+
+async def of_any_machine(ask: Callable[[], Awaitable[T]]) -> T:
+    """The answer, also where one of the machines behind a URL is behind; raises `Behind` when all that were asked are.
+
+    A balancer that takes turns would otherwise lead heads to one machine and ranges to another, for ever.
+    """
+    retrying = AsyncRetrying(retry=retry_if_exception_type(Behind), stop=stop_after_attempt(MACHINES), reraise=True)
+    return await retrying(ask)
 
 
 class Line:

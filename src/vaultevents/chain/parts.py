@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from vaultevents.chain import proofs, wire
-from vaultevents.chain.endpoints import Counters
+from vaultevents.chain.endpoints import Behind, Counters, of_any_machine
 from vaultevents.chain.jsonrpc import Answer, Call, RpcFailure, RpcNode
 from vaultevents.chain.refusals import Refusal, allowed_blocks, limits_blocks
 from vaultevents.chain.wire import Sighting
@@ -125,7 +125,7 @@ def read_block(node: RpcNode, number: int, answer: Answer, *, with_transactions:
         raise SourceUnavailable(node.name, f"cannot give block {number}: {answer}")
     found = wire.block(node.name, answer, number=number, with_transactions=with_transactions)
     if found is None:
-        raise SourceUnavailable(node.name, f"does not have block {number}: it lags behind, or has pruned it")
+        raise Behind(node.name, f"does not have block {number}: it lags behind, or has pruned it")
     return found
 
 
@@ -136,7 +136,10 @@ async def add_blocks(node: RpcNode, part: Part, numbers: Sequence[int], terms: T
     async def batch(some: Sequence[int]) -> None:
         note_blocks(node, part, some, await node.ask([header_call(number) for number in some]), watched, terms)
 
-    await together((partial(batch, some) for some in chunks(numbers, terms.batch_size)), terms.batches_at_once)
+    await together(
+        (partial(of_any_machine, partial(batch, some)) for some in chunks(numbers, terms.batch_size)),
+        terms.batches_at_once,
+    )
 
 
 def note_blocks(

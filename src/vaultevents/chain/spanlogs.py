@@ -8,11 +8,12 @@ range ─▶ logs + the header of the range's last block, in one batch
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
 from vaultevents.chain import proofs
-from vaultevents.chain.endpoints import Endpoints, TooSlow
+from vaultevents.chain.endpoints import Endpoints, TooSlow, of_any_machine
 from vaultevents.chain.jsonrpc import RpcNode
 from vaultevents.chain.parts import Part, Terms, add_blocks, header_call, note_blocks, range_call, read_logs
 from vaultevents.chain.settling import settle
@@ -79,7 +80,7 @@ async def _next_part(node: RpcNode, first: int, last: int, terms: Terms) -> Part
     while True:
         span = Span(first, min(last, first + node.log_range.blocks - 1))
         try:
-            part = await _ask_range(node, span, terms)
+            part = await of_any_machine(partial(_ask_range, node, span, terms))
         except RangeTooLarge as refusal:
             terms.counters.ranges_refused += 1
             if node.log_range.blocks >= len(span):  # it gave no hint

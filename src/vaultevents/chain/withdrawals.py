@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from vaultevents.chain import wire
+from vaultevents.chain.endpoints import Behind, of_any_machine
 from vaultevents.chain.jsonrpc import RpcFailure, RpcNode
 from vaultevents.chain.parts import chunks, header_call, read_block, together
 from vaultevents.chain.proofs import check_headers
@@ -42,7 +43,9 @@ async def read_span(
     Raises `NodeFault` for what contradicts the chain, and `SourceUnavailable` for a block that the node cannot give.
     """
     numbers = range(span.first, span.last + 1)
-    parts = await together((partial(_read, node, some) for some in chunks(numbers, batch_size)), batches_at_once)
+    parts = await together(
+        (partial(of_any_machine, partial(_read, node, some)) for some in chunks(numbers, batch_size)), batches_at_once
+    )
     blocks = [block for some in parts for block in some]
     check(node.name, blocks, link)
     return blocks
@@ -123,7 +126,7 @@ async def _read(node: RpcNode, numbers: Sequence[int]) -> list[WithdrawalBlock]:
             raise SourceUnavailable(node.name, f"cannot give block {number}: {answer}")
         block = wire.withdrawal_block(node.name, answer, number=number)
         if block is None:
-            raise SourceUnavailable(node.name, f"does not have block {number}: it lags behind, or has pruned it")
+            raise Behind(node.name, f"does not have block {number}: it lags behind, or has pruned it")
         blocks.append(block)
     return blocks
 

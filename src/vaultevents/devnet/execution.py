@@ -9,6 +9,9 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import cycle
 from random import Random
 from typing import Any
 
@@ -173,11 +176,15 @@ class ExecutionServer:
 
 
 class Balancer:
-    """One URL behind which each exchange goes to any of several servers, as providers do; only it is started."""
+    """One URL behind which each exchange goes to any of several servers, as providers do; only it is started.
 
-    def __init__(self, seed: int, *servers: ExecutionServer) -> None:
-        self._rng = Random(f"{seed}/balancer")  # noqa: S311 (a simulation must repeat)
-        self._servers = servers
+    Without a seed they take turns.
+    """
+
+    def __init__(self, seed: int | None, *servers: ExecutionServer) -> None:
+        rng = Random(f"{seed}/balancer")  # noqa: S311 (a simulation must repeat)
+        turns: Iterator[ExecutionServer] = cycle(servers)
+        self._choose: Callable[[], ExecutionServer] = partial(next, turns if seed is None else _any(servers, rng))
         self._server = LoopbackServer(self._exchange)
 
     async def start(self) -> str:
@@ -189,7 +196,12 @@ class Balancer:
         await self._server.stop()
 
     async def _exchange(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._rng.choice(self._servers)._exchange(request)
+        return await self._choose()._exchange(request)
+
+
+def _any(servers: Sequence[ExecutionServer], rng: Random) -> Iterator[ExecutionServer]:
+    while True:
+        yield rng.choice(servers)
 
 
 async def _send(socket: web.WebSocketResponse, outgoing: asyncio.Queue[dict[str, Any]]) -> None:
