@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -16,6 +17,7 @@ from aiohttp import web
 from vaultevents.chain.beacon import BeaconChain, BeaconOptions
 from vaultevents.chain.endpoints import LATE_IN_A_ROW
 from vaultevents.chain.execution import CHEAP_BLOCKS, ExecutionChain, ExecutionOptions, HeadPolicy
+from vaultevents.chain.heads import BEHIND_S
 from vaultevents.core.errors import SourceUnavailable
 from vaultevents.core.logs import TOPICS
 from vaultevents.core.nodes import CircuitState, LogLimit, NodeMemory
@@ -25,6 +27,7 @@ from vaultevents.core.units import Address
 from vaultevents.devnet.beaconapi import BeaconServer
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.faults import Fault
+from vaultevents.devnet.node import Node
 from vaultevents.devnet.world import World
 from vaultevents.opening import keep_nodes, keeping_limits
 from vaultevents.store import gauges, nodes, status
@@ -341,3 +344,58 @@ async def test_what_changes_is_written_at_once_and_at_the_end(made: World, datab
         await asyncio.gather(keeping, return_exceptions=True)
     (shown,) = (await status.read(database)).nodes
     assert (shown.state, shown.problem, shown.name) == ("open", "HTTP status 500", chain.nodes[0])
+
+
+async def test_a_node_that_answers_but_falls_behind_is_left_and_returned_to(made: World) -> None:
+    first, second = ExecutionServer(made.chain, behind=20), ExecutionServer(made.chain)
+    async with started(first, second) as urls, chain_of(urls) as chain:
+        clock = Clock(chain)
+        assert (await chain.head()).number == first_head(made) - 20, "at first nobody knows better"
+        for _ in range(2):
+            clock.now_s += BEHIND_S
+            await chain.head()
+        clock.now_s += BEHIND_S
+        assert (await chain.head()).number == first_head(made)
+        assert [one.state for one in chain.memories()] == ["open", "closed"]
+        assert "is behind" in (chain.memories()[0].problem or "")
+        first.node.behind = 0
+        clock.now_s += 1
+        asked = first.exchanges
+        assert (await chain.head()).number == first_head(made)
+        assert first.exchanges > asked
+
+
+async def test_a_head_that_nobody_has_makes_no_node_leave(made: World) -> None:
+    class Boasting(Node):
+        def call(self, method: str, params: list[Any]) -> Any:
+            answer = super().call(method, params)
+            return {**answer, "number": hex(10**9)} if params[:1] == ["finalized"] else answer
+
+    honest, boasting = ExecutionServer(made.chain), ExecutionServer(made.chain)
+    boasting.node = Boasting(made.chain)
+    async with started(honest, boasting) as urls, chain_of(urls) as chain:
+        clock = Clock(chain)
+        for _ in range(3):
+            await chain.head()
+            clock.now_s += BEHIND_S
+        await boasting.stop()
+        assert (await chain.head()).number == first_head(made)
+        assert (await chain.head()).number == first_head(made)
+
+
+class Clock:
+    """A clock that the lines of all nodes of a chain go by."""
+
+    def __init__(self, chain: ExecutionChain) -> None:
+        self.now_s = 0.0
+        for node in chain._open.nodes:
+            node.line.clock = self
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def first_head(world: World) -> int:
+    number = world.chain.finalized_number
+    assert number is not None
+    return number

@@ -15,6 +15,7 @@ import aiohttp
 
 from vaultevents.chain import proofs, wire, withdrawals
 from vaultevents.chain.endpoints import Counters
+from vaultevents.chain.heads import BEHIND_S, Heads
 from vaultevents.chain.jsonrpc import Answer, Call, Patience, RpcFailure, RpcNode
 from vaultevents.chain.parts import Terms, header_call, read_block
 from vaultevents.chain.receipts import Derived, derive_span
@@ -135,6 +136,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
     def __init__(self, urls: Sequence[str], *, head: HeadPolicy, options: ExecutionOptions | None = None) -> None:
         self._head = head
         self._options = options or ExecutionOptions()
+        self._heads: dict[HeadPolicy, Heads] = {}
         super().__init__("execution", urls, self._options.patience, Counters())
         if self._options.agreement > len(urls):
             raise ConfigError(
@@ -158,11 +160,32 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
 
     async def head(self) -> Header:
         """The header of the block up to which may be read. Never falls back to a less final one (C1)."""
-        return await self._open.ask(self._head_at, hedge=True)
+        return await self._open.ask(partial(self._newest_head, self._head), hedge=True)
 
     async def final_head(self) -> Header:
         """The header of the finalized block, whatever the policy: validators and withdrawals are read final (C1)."""
-        return await self._open.ask(partial(self._head_at, policy=HeadPolicy()), hedge=True)
+        return await self._open.ask(partial(self._newest_head, HeadPolicy()), hedge=True)
+
+    async def _newest_head(self, policy: HeadPolicy, node: RpcNode) -> Header:
+        """A node's head; one that has fallen behind another node in use is left, although it answers."""
+        found = await self._head_at(node, policy)
+        if len(self.nodes) == 1:
+            return found
+        heads, clock = self._heads.setdefault(policy, Heads()), node.line.clock
+        look = heads.seen(found.number, clock())
+        if look or found.number < heads.due:
+            other = await self._open.ask_another(node, partial(self._head_at, policy=policy))
+            if other is not None:
+                heads.seen(other.number, clock())
+            if found.number < heads.due and other is not None and other.number >= heads.due:
+                raise SourceUnavailable(
+                    node.name,
+                    f"is behind: its {policy.tag} block is {found.number}, and other nodes had {heads.due} "
+                    f"{BEHIND_S:g} s ago: see why it does not keep up",
+                )
+            if found.number < heads.due:
+                heads.forget()
+        return found
 
     async def _head_at(self, node: RpcNode, policy: HeadPolicy | None = None) -> Header:
         policy = policy or self._head
