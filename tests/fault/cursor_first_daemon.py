@@ -19,7 +19,7 @@ async def commit_cursor_first(
     outcome = await commit(self, old, new, (), registry_version)
     if isinstance(outcome, Lost):
         return outcome
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.3)
     return await commit(self, new, new, events, registry_version, **options)
 
 

@@ -61,14 +61,26 @@ class Ending:
 
 
 async def disturbed_run(
-    directory: Path, world: World, events: int, kills: Sequence[Victim], command: Sequence[str], seed: int
+    directory: Path,
+    world: World,
+    events: int,
+    kills: Sequence[Victim],
+    command: Sequence[str],
+    seed: int,
+    *,
+    once_up: bool = False,
 ) -> Ending:
-    """Runs the daemon over a growing chain, killing as told at random moments, then lets it finish."""
+    """Runs the daemon over a growing chain, killing as told at random moments, then lets it finish.
+
+    With `once_up` no life ends before its daemon has begun to work.
+    """
     rng = random.Random(seed)
     async with playground(directory, world) as (settings, path, hooks):
         mining = asyncio.create_task(grow(world, events))
         began_at, daemon = 0, await start(command, path)
         for victim in kills:
+            if once_up:
+                await is_up(path.parent / "daemon.log", began_at)
             await asyncio.sleep(rng.uniform(0.2, 2.0))
             if victim == "postgres":
                 await kill_postgres(settings.directory / "postgres")
@@ -329,7 +341,7 @@ async def test_kills_and_reorganisations_leave_what_the_chain_says_and_one_body_
 async def test_a_daemon_that_commits_its_cursor_first_is_caught(tmp_path: Path) -> None:
     world = World(22, events_per_block=2)
     world.history(20, 40)
-    ending = await disturbed_run(tmp_path, world, 500, ["daemon"] * 6, BROKEN_DAEMON, seed=6)
+    ending = await disturbed_run(tmp_path, world, 250, ["daemon"] * 4, BROKEN_DAEMON, seed=6, once_up=True)
     assert ending.lost(world) > 0
 
 
