@@ -33,6 +33,7 @@ from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPo
 from vaultevents.core.events import ENCODING
 from vaultevents.core.logs import ETHER_FUNDED, TOPICS
 from vaultevents.core.units import Wei, checksum, eth_text, hex_text
+from vaultevents.daemon import collect_less
 from vaultevents.store import accounts
 from vaultevents.store.cursors import open_stream
 from vaultevents.store.embedded import EmbeddedPostgres
@@ -219,6 +220,7 @@ async def one(who: str, target: dict[str, Any], url: str, blocks: int, compare: 
     database = await open_database(target, schema=f"b_{os.getpid()}")
     await _prepare(database)
     await _counted(url)
+    collect_less()  # as the daemon and a replay do
     seconds = await (ours if who == "ours" else floor)(database, url, blocks)
     requests, calls = await _counted(url)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

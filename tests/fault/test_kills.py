@@ -91,7 +91,7 @@ async def disturbed_run(
             began_at = (path.parent / "daemon.log").stat().st_size
             daemon = await start(command, path)
         await mining
-        await quiet(world, hooks)
+        await quiet(world, hooks, patience_s=3.0 if once_up else 8.0)
         await is_up(path.parent / "daemon.log", began_at)
         daemon.terminate()
         assert await daemon.wait() == 0

@@ -79,7 +79,7 @@ async def turn(reader: Reader, at: Cursor, registry: Registry = REGISTRIES[0]) -
     """The next span, read; and the cursor behind it."""
     span = await next_span(reader, at)
     assert span is not None
-    return span, at.moved(span.last, (await reader.read(span, at, registry)).anchor)
+    return span, at.moved(span.last, (await reader.read(span, at, registry)).reading.anchor)
 
 
 async def drained(source: Written, at: Cursor, step: int = 10) -> list[Span]:

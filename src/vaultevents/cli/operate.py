@@ -32,7 +32,7 @@ from vaultevents.cli.estimate import Estimate, estimate
 from vaultevents.config import DEFAULT_FILE, NETWORKS, Settings, chosen_file
 from vaultevents.core.errors import ConfigError, InputError, OperatorError
 from vaultevents.core.spans import Span
-from vaultevents.daemon import ROLES, Role, serve
+from vaultevents.daemon import ROLES, Role, collect_less, serve
 from vaultevents.opening import (
     Sources,
     keeping_limits,
@@ -292,6 +292,7 @@ async def _replay(settings: Settings, wanted: Range, *, deliver: bool) -> Totals
             keeping_limits(store.database, sources.pools),
         ):
             spans = [(stream, await _span(stream, sources, wanted)) for stream in sources.streams]
+            collect_less()
             with SpanProgress() as progress:
 
                 def advanced(step: Advanced) -> None:

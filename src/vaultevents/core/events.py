@@ -199,16 +199,19 @@ class Observation:
 class Event:
     """An observation and the vault whose event it is.
 
-    `id` is `<event_type>_<account_ref_id>_<suffix>`: the deduplication key (interface §2.2).
+    `id` is `<event_type>_<account_ref_id>_<suffix>`: the deduplication key (interface §2.2). `body` is what is posted,
+    in the newest encoding.
     """
 
     owner: Owner
     observation: Observation
     id: str = field(init=False)
+    body: bytes = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         suffix = self.observation.payload.id_suffix(self.owner.vault_id)
         object.__setattr__(self, "id", f"{self.event_type}_{self.owner.account_id}_{suffix}")
+        object.__setattr__(self, "body", encode(self))
 
     @property
     def event_type(self) -> str:

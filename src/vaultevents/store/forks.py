@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from vaultevents.core.events import ENCODING, Event, encode
+from vaultevents.core.events import ENCODING, Event
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection
 
 BlockHash = str
@@ -166,7 +166,7 @@ async def revive(connection: Connection, events: Collection[Event]) -> None:
         "update events e set body = n.body, created_at_ms = n.created_at_ms, encoding = $4"
         " from unnest($1::bigint[], $2::bytea[], $3::bigint[]) as n (seq, body, created_at_ms) where e.seq = n.seq",
         [seq for seq, _ in unsent],
-        [encode(event) for _, event in unsent],
+        [event.body for _, event in unsent],
         [event.observation.at_ms for _, event in unsent],
         ENCODING,
     )

@@ -265,7 +265,7 @@ async def _insert(
             event.event_type,
             event.observation.block,
             event.observation.at_ms,
-            encode(event),
+            event.body,
             event.owner.quiet or not deliver,
         )
         for event in events

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vaultevents import metrics
+from vaultevents.core.events import Event, project
 from vaultevents.core.registry import Registry
 from vaultevents.core.spans import Span, next_span, next_step
 from vaultevents.store.outbox import Cursor
@@ -19,6 +20,14 @@ from vaultevents.watch.source import Forked, Known, NearHead, Reading, Source
 
 MOST_SEEN = 10_000
 """Records of one span that are kept in memory; where there are more, the next spans are shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What was read of a span, and its events for the registry that it was read with, ready to be committed."""
+
+    reading: Reading
+    events: list[Event]
 
 
 class Reader:
@@ -29,7 +38,7 @@ class Reader:
         self._longest = self._step = step
         self._head = -1
         self._version = -1
-        self._ahead: deque[tuple[Span, asyncio.Task[Reading]]] = deque()
+        self._ahead: deque[tuple[Span, asyncio.Task[Prepared]]] = deque()
 
     async def next_span(
         self, cursor: Cursor, known: Callable[[], Awaitable[Known]]
@@ -59,7 +68,7 @@ class Reader:
     def _near(self, cursor: Cursor) -> NearHead | None:
         return self._source if cursor.kind == "live" and isinstance(self._source, NearHead) else None
 
-    async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
+    async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Prepared:
         """What the source has of the cursor's next span; raises what the source raises."""
         ahead = self._source.ahead if cursor.stop is not None else 0
         if registry.version != self._version or not self._ahead or self._ahead[0][0] != span:
@@ -79,11 +88,15 @@ class Reader:
             reading.cancel()
             self.close()
             raise
-        if cursor.anchor is not None and found.parent not in (None, cursor.anchor):
+        if cursor.anchor is not None and found.reading.parent not in (None, cursor.anchor):
             self.close()
-            found = await self._source.read(span, cursor, registry)  # which finds out who is wrong
-        self._step = next_step(self._step, self._longest, found.seen, MOST_SEEN)
+            found = await self._prepare(span, cursor, registry)  # which finds out who is wrong
+        self._step = next_step(self._step, self._longest, found.reading.seen, MOST_SEEN)
         return found
+
+    async def _prepare(self, span: Span, cursor: Cursor, registry: Registry) -> Prepared:
+        reading = await self._source.read(span, cursor, registry)
+        return Prepared(reading, [event for one in reading.observations for event in project(one, registry)])
 
     def close(self) -> None:
         """Gives up what was read ahead."""
@@ -91,13 +104,13 @@ class Reader:
             reading.cancel()
         self._ahead.clear()
 
-    def _begin(self, span: Span, cursor: Cursor, registry: Registry) -> asyncio.Task[Reading]:
-        task = asyncio.ensure_future(self._source.read(span, cursor, registry))
+    def _begin(self, span: Span, cursor: Cursor, registry: Registry) -> asyncio.Task[Prepared]:
+        task = asyncio.ensure_future(self._prepare(span, cursor, registry))
         task.add_done_callback(_looked_at)
         return task
 
 
-def _looked_at(task: asyncio.Task[Reading]) -> None:
+def _looked_at(task: asyncio.Task[Prepared]) -> None:
     """What a reading ahead met that nobody came to is met again by whoever reads that span."""
     if not task.cancelled():
         task.exception()

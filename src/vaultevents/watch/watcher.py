@@ -12,7 +12,6 @@ import structlog
 
 from vaultevents import metrics
 from vaultevents.core.errors import DatabaseUnavailable, NodeFault, SourceUnavailable
-from vaultevents.core.events import project
 from vaultevents.core.spans import Span
 from vaultevents.store.audits import Comparison
 from vaultevents.store.forks import Rewind
@@ -72,16 +71,16 @@ async def advance(reader: Reader, outbox: Outbox, cursor: Cursor, *, deliver: bo
         return Idle(head)
     registry = await outbox.registry()
     try:
-        reading = await reader.read(span, cursor, registry)
+        prepared = await reader.read(span, cursor, registry)
     except NodeFault:
         forked = await reader.fork(cursor, known)
         if forked is None:
             raise
         return await _rewind(outbox, cursor, forked)
-    events = [event for observation in reading.observations for event in project(observation, registry)]
+    reading = prepared.reading
     new = cursor.moved(span.last, reading.anchor)
     outcome = await outbox.commit(
-        cursor, new, events, registry.version, deliver=deliver, reports=reading.reports, near=reading.near
+        cursor, new, prepared.events, registry.version, deliver=deliver, reports=reading.reports, near=reading.near
     )
     if isinstance(outcome, Lost):
         return outcome
