@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
+from vaultevents.chain.endpoints import Behind
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
 from vaultevents.core.errors import ConfigError, NodeFault, SourceUnavailable
 from vaultevents.core.spans import Span
@@ -208,7 +209,7 @@ LIES: dict[str, tuple[Meddle, type[SourceUnavailable], str]] = {
     "null": (entries(lambda _: None), NodeFault, "leaves out their list"),
     "no such field": (left_out("withdrawals"), NodeFault, "leaves out their list"),
     "before Capella": (left_out("withdrawals", "withdrawalsRoot"), SourceUnavailable, "before the Capella"),
-    "no block": (lambda _: None, SourceUnavailable, "does not have block 21: it lags behind, or has pruned it"),
+    "no block": (lambda _: None, Behind, "does not have block 21: it lags behind, or has pruned it"),
     "another block": (lambda block: {**block, "number": "0x16"}, NodeFault, "answered with block 22"),
     "other parent": (
         lambda block: {**block, "parentHash": "0x" + "ab" * 32},

@@ -5,36 +5,58 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 
 import typer
 
-from vaultevents.cli import access, audit, call, demo, inspect, keys, listen, operate, prune, register, report
 from vaultevents.core.errors import DatabaseUnavailable, InputError, SourceUnavailable, VaulteventsError
 from vaultevents.telemetry import redact
 
-app = typer.Typer(
-    name="vaultevents",
-    help="Final Ethereum staking-vault events as signed webhooks, at least once.",
-    epilog="Begin with 'demo', or with 'init', which tells what comes next.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-operate.add_to(app)
-inspect.add_to(app)
-demo.add_to(app)
-listen.add_to(app)
-call.add_to(app)
-keys.add_to(app)
-prune.add_to(app)
-app.add_typer(register.account, name="account")
-app.add_typer(register.vault, name="vault")
-app.add_typer(register.webhook, name="webhook")
-app.add_typer(access.key, name="key")
-app.add_typer(access.mfa, name="mfa")
-app.add_typer(report.report, name="report")
-app.add_typer(audit.audit, name="audit")
+COMMANDS = {
+    "init": "operate",
+    "run": "operate",
+    "replay": "operate",
+    "check": "inspect",
+    "status": "inspect",
+    "demo": "demo",
+    "listen": "listen",
+    "call": "call",
+    "rotate-master-key": "keys",
+    "prune": "prune",
+    "account": "register",
+    "vault": "register",
+    "webhook": "register",
+    "key": "access",
+    "mfa": "access",
+    "report": "report",
+    "audit": "audit",
+}
+"""The module of each command, in the order of the help."""
+
+
+def build(command: str | None) -> typer.Typer:
+    """The command line, of which only the module of `command` is imported: all together they take a second.
+
+    For whatever is no command, which may want the help or a suggestion, all of them.
+    """
+    app = typer.Typer(
+        name="vaultevents",
+        help="Final Ethereum staking-vault events as signed webhooks, at least once.",
+        epilog="Begin with 'demo', or with 'init', which tells what comes next.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    wanted = [COMMANDS[command]] if command in COMMANDS else COMMANDS.values()
+    for module in dict.fromkeys(wanted):
+        import_module(f"vaultevents.cli.{module}").add_to(app)
+    app.callback()(_group)  # with one command alone typer would leave out its name
+    return app
+
+
+def _group() -> None:
+    pass
 
 
 def main() -> None:
@@ -44,7 +66,7 @@ def main() -> None:
     """
     try:
         _check_arguments(sys.argv)
-        app(prog_name="vaultevents")
+        build(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="vaultevents")
     except (Exception, BaseExceptionGroup) as error:
         if problems := _problems(error):
             print(f"error: {_sentence(problems[0])}", file=sys.stderr)  # noqa: T201

@@ -40,6 +40,12 @@ mfa = typer.Typer(
     help="Enrol and reset the second factor with which an account changes its webhooks.", no_args_is_help=True
 )
 
+
+def add_to(app: typer.Typer) -> None:
+    app.add_typer(key, name="key")
+    app.add_typer(mfa, name="mfa")
+
+
 T = TypeVar("T")
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)

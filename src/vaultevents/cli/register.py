@@ -34,6 +34,13 @@ account = typer.Typer(help="Add and list accounts, which own vaults and webhooks
 vault = typer.Typer(help="Add, list and remove the staking vaults that are watched.", no_args_is_help=True)
 webhook = typer.Typer(help="Add, list and remove the URLs to which events are delivered.", no_args_is_help=True)
 
+
+def add_to(app: typer.Typer) -> None:
+    app.add_typer(account, name="account")
+    app.add_typer(vault, name="vault")
+    app.add_typer(webhook, name="webhook")
+
+
 AccountArgument = Annotated[str, typer.Argument(help="The account's id: letters, digits, hyphens.", metavar="ACCOUNT")]
 VaultArgument = Annotated[str, typer.Argument(help="The vault's id: letters, digits, hyphens.", metavar="VAULT")]
 WebhookArgument = Annotated[

@@ -23,6 +23,11 @@ from vaultevents.watch.reports import Resolver
 
 report = typer.Typer(help="Oracle reports: files, proofs, calldata.", no_args_is_help=True)
 
+
+def add_to(app: typer.Typer) -> None:
+    app.add_typer(report, name="report")
+
+
 NameArgument = Annotated[str, typer.Argument(help="The report's CID or timestamp.", metavar="REPORT")]
 
 
