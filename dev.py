@@ -109,7 +109,8 @@ def test(arguments: list[str]) -> int:
     contracts()
     if arguments:
         return run("-m", "pytest", *arguments)
-    return check() or run("-m", "pytest", "-n", "2", "--dist", "worksteal")
+    # three for two cores: many tests wait for a clock, a lease or a killed server
+    return check() or run("-m", "pytest", "-n", "3", "--dist", "worksteal")
 
 
 def bench(arguments: list[str]) -> int:
