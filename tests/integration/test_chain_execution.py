@@ -203,9 +203,9 @@ async def test_every_way_of_reading_gives_every_log(
 async def test_edges_read_far_fewer_headers() -> None:
     made, span = world(), Span(1, 118)
     read_headers = []
-    for headers, every in (("edges", True), ("every", False), ("edges", False)):
+    edges, whole = ExecutionOptions(headers="edges"), ExecutionOptions(headers="every")
+    for options, every in ((edges, True), (whole, False), (edges, False)):
         server = ExecutionServer(made.chain)
-        options = ExecutionOptions(headers=headers)  # type: ignore[arg-type]
         async with reading(server, options=options) as nodes:
             await nodes.read_logs(span, watched(made), None, every=every)
         read_headers.append(server.calls["eth_getBlockByNumber"])
