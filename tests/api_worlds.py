@@ -21,6 +21,7 @@ import yarl
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from patience import PATIENCE_S
 from store_stories import KEY, account, vault
 from vaultevents.api.app import build
 from vaultevents.api.handlers import Desk
@@ -209,7 +210,7 @@ async def exchange(url: str, request: bytes) -> Answer:
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:
         writer.write(request)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             return await read_answer(reader)
     finally:
         writer.close()

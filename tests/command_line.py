@@ -12,7 +12,7 @@ import secrets
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ from uuid import uuid4
 
 import asyncpg
 
+from patience import PATIENCE_S
 from vaultevents import config
 from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
@@ -34,7 +35,6 @@ from vaultevents.store.embedded import ServerAddress
 from worlds import register
 
 PROGRAM = ("-m", "vaultevents")
-ENDS_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,9 @@ class Running:
     def stderr_so_far(self) -> str:
         return self._stderr.decode(errors="replace")
 
-    async def said(self, text: str, times: int = 1, within_s: float = 20.0) -> None:
+    async def said(self, text: str, times: int = 1) -> None:
         """Until stderr has the text so often; fails when the command ends before."""
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(PATIENCE_S):
             while self.stderr_so_far.count(text) < times:
                 assert not self._readers.done(), f"ended without '{text}': {self.stderr_so_far}"
                 self._arrival.clear()
@@ -120,7 +120,7 @@ class Running:
         if number is not None and self.process.returncode is None:
             self.tell(number)
         try:
-            async with asyncio.timeout(ENDS_WITHIN_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await self._readers
                 code = await self.process.wait()
         finally:
@@ -299,10 +299,3 @@ def delivered(hook: Hook) -> Counter[str]:
 def wanted(world: World, account_id: str) -> set[str]:
     """The ids of the account's events in final blocks."""
     return {event_id for owner, event_id in world.expected() if owner == account_id}
-
-
-async def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
-    """Waits; fails with TimeoutError."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.02)

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from patience import PATIENCE_S
 from store_stories import KEY, assert_ledger, rows, states, webhook
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.streaks import Parking
@@ -50,7 +51,7 @@ async def dispatching(
             yield stop
         finally:
             stop.set()
-            await asyncio.wait_for(task, 30)
+            await asyncio.wait_for(task, PATIENCE_S)
     await assert_ledger(database)
 
 
@@ -61,9 +62,9 @@ async def subscribe(database: Database, receivers: Receivers, name: str, behavio
     return hook
 
 
-async def until(database: Database, wanted: dict[str, int], within_s: float = 20) -> None:
+async def until(database: Database, wanted: dict[str, int]) -> None:
     """Returns once the deliveries are in these states; asks again where a story kills connections, this one too."""
-    async with asyncio.timeout(within_s):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             with contextlib.suppress(DatabaseUnavailable):
                 if await states(database) == wanted:

@@ -10,8 +10,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -130,15 +128,6 @@ def is_gone(directory: Path) -> bool:
             return False
         os.close(lock)
     return True
-
-
-def seconds_until(condition: Callable[[], bool], *, within_s: float) -> float:
-    """How long it took; fails when it takes longer."""
-    begin = time.monotonic()
-    while not condition():
-        assert time.monotonic() - begin < within_s, f"not within {within_s} s"
-        time.sleep(0.01)
-    return time.monotonic() - begin
 
 
 async def ask(dsn: str, query: str, *arguments: object) -> Any:

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from patience import PATIENCE_S
 from step_up_stories import fresh_bytes
 from store_stories import (
     KEY,
@@ -74,12 +75,12 @@ async def delivering(
         task = asyncio.create_task(running.run(stop))
         try:
             yield
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while await values(database, "select distinct state from deliveries") != ["delivered"]:
                     await asyncio.sleep(0.02)
         finally:
             stop.set()
-            await asyncio.wait_for(task, 30)
+            await asyncio.wait_for(task, PATIENCE_S)
     await assert_ledger(database)
 
 

@@ -80,7 +80,7 @@ def sender(
     *answers: str,
     rules: UrlRules = LOOPBACK,
     connect_timeout_s: float = 5.0,
-    total_timeout_s: float = 5.0,
+    total_timeout_s: float = 15.0,
 ) -> Sender:
     async def lookup(name: str) -> Sequence[str]:
         return answers or ("127.0.0.1",)
@@ -90,7 +90,7 @@ def sender(
     return Sender(guard, ca_file=ca_file, connect_timeout_s=connect_timeout_s, total_timeout_s=total_timeout_s)
 
 
-async def one(answer: Answer | bytes, authority: Authority, total_timeout_s: float = 5.0) -> Reply:
+async def one(answer: Answer | bytes, authority: Authority, total_timeout_s: float = 15.0) -> Reply:
     """The reply to a single delivery."""
     async with receiving(answer, authority.server(NAME)) as receiver:
         async with sender(authority, total_timeout_s=total_timeout_s) as sending:

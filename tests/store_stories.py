@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import asyncpg
 
+from patience import PATIENCE_S
 from vaultevents.core.events import Event, FundingReceived, Observation, WithdrawalClaimed, project
 from vaultevents.core.sealing import MasterKey, Secret
 from vaultevents.core.signing import new_secret
@@ -193,7 +194,7 @@ async def deliveries_of(database: Database, webhook_id: str) -> list[str]:
 
 async def until_waiting(database: Database, number: int) -> None:
     """Returns once this many sessions that work on this schema wait for a lock."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while await values(database, _WAITING) != [number]:
             await asyncio.sleep(0.005)
 

@@ -115,7 +115,7 @@ async def test_a_report_by_hand(tmp_path: Path) -> None:
         here.gateway.trouble = Trouble.MISSING
         with EmbeddedPostgres(tmp_path / "data" / "postgres"):
             running = await here.shell.start("run", "--config", str(here.config))
-            await running.said("report_waits", times=4, within_s=30)
+            await running.said("report_waits", times=4)
             await running.end()
             listed = (await here.run("report", "show", "--json")).ok().json["reports"]
             pending = [one for one in listed if one["state"] == "pending"]
@@ -149,7 +149,7 @@ async def test_a_stalled_stream_says_why(tmp_path: Path) -> None:
             here.beacon.faults.rates[Fault.SYNCING] = 1.0
             for _ in range(24):  # finality moves on, so discovery has to ask the node
                 here.world.step()
-            await running.said("discovery_waits", within_s=30)
+            await running.said("discovery_waits")
             give_up_at = time.monotonic() + 20
             while "stalled" not in (said := (await here.run("status")).ok().stdout) and time.monotonic() < give_up_at:
                 await asyncio.sleep(0.2)
@@ -162,12 +162,12 @@ async def test_a_first_start_with_a_node_that_syncs_says_why_nothing_begins(tmp_
         here.beacon.faults.rates[Fault.SYNCING] = 1.0
         with EmbeddedPostgres(tmp_path / "data" / "postgres"):
             running = await here.shell.start("run", "--config", str(here.config))
-            await running.said("discovery_waits", times=2, within_s=30)
+            await running.said("discovery_waits", times=2)
             said = (await here.run("status")).ok().stdout
             assert "stalled     validators, withdrawals (not begun yet)" in said
             assert "syncing" in said
             here.beacon.faults.stop()
-            await running.said("validator_scan_done", within_s=30)
+            await running.said("validator_scan_done")
             give_up_at = time.monotonic() + 20
             while "stalled" in (await here.run("status")).ok().stdout and time.monotonic() < give_up_at:
                 await asyncio.sleep(0.2)

@@ -13,7 +13,8 @@ import pytest
 from eth_utils.address import to_checksum_address
 
 import evm
-from command_line import CommandLine, Running, delivered, until
+from command_line import CommandLine, Running, delivered
+from patience import until
 from vaultevents.devnet.receivers import Hook, Receivers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anvil]

@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from command_line import CommandLine, Door, Place, asking, delivered, place, until, wanted
+from command_line import CommandLine, Door, Place, asking, delivered, place, wanted
+from patience import until
 from vaultevents.devnet.acts import ETHER_FUNDED_TOPIC, Funding, log_of
 from vaultevents.devnet.blocks import Log
 from vaultevents.devnet.chain import Chain
@@ -429,6 +430,6 @@ async def test_no_disk_while_running(tmp_path: Path, small_disk: Path) -> None:
             blocked = await here.run("account", "add", "later")
             assert blocked.code == 0 or "No space left on device" in blocked.error
         filling.unlink()
-        await until(lambda: all(delivered(hook).keys() >= wanted(world, name) for name, hook in hooks.items()), 40)
+        await until(lambda: all(delivered(hook).keys() >= wanted(world, name) for name, hook in hooks.items()))
         ended = (await running.end()).ok()
         assert "Traceback" not in ended.stderr

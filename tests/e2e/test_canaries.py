@@ -20,6 +20,7 @@ import pytest
 
 from api_worlds import key_pair, public_pem
 from command_line import Place, asking, place
+from patience import PATIENCE_S
 from vaultevents import config
 from vaultevents.core.rsakeys import fingerprint, parse_public_key
 from vaultevents.core.sealing import NONCE_BYTES, keyed_hash
@@ -172,7 +173,7 @@ async def test_no_secret_is_found_anywhere(tmp_path: Path) -> None:
                 await asyncio.gather(*map(all_that_one_can_do, customers[begin : begin + 10]))
         assert statuses >= {200, 201, 401, 404, 422}
         assert len(story.canaries) >= 1000
-        async with asyncio.timeout(30):  # the watchers have read with the key in their URL
+        async with asyncio.timeout(PATIENCE_S):  # the watchers have read with the key in their URL
             while not (await here.status())["cursors"]:
                 await asyncio.sleep(0.2)
         told = (await here.run("status", "--json")).stdout

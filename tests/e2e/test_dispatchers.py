@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from command_line import Place, Running, delivered, place, until, wanted
+from command_line import Place, Running, delivered, place, wanted
+from patience import until
 from vaultevents.devnet.world import World
 from vaultevents.store.embedded import EmbeddedPostgres
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Ended, Place, asking, delivered, place, until, wanted
+from command_line import Ended, Place, asking, delivered, place, wanted
+from patience import PATIENCE_S, until
 from vaultevents import config
 from vaultevents.core.sealing import NONCE_BYTES, MasterKey, Secret, open_sealed, parse_master_key, seal
 from vaultevents.devnet.receivers import Hook
@@ -95,7 +96,7 @@ class Desk:
     async def kill_once(self, reached: Callable[[], Awaitable[bool]]) -> None:
         """Starts a rotation and kills it with -9 as soon as it has come so far."""
         rotating = await self.here.shell.start("rotate-master-key")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not await reached():
                 assert rotating.process.returncode is None, rotating.stderr_so_far
         assert (await rotating.end(signal.SIGKILL)).code == -signal.SIGKILL

@@ -14,7 +14,8 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from command_line import Place, Running, delivered, place, until, wanted
+from command_line import Place, Running, delivered, place, wanted
+from patience import PATIENCE_S, until
 from vaultevents.devnet.receivers import Hook, Reply, in_turn
 from vaultevents.devnet.world import World
 from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
@@ -57,7 +58,7 @@ async def scrape(url: str) -> tuple[str, dict[tuple[str, ...], float]]:
 
 async def told(url: str, values: Mapping[tuple[str, ...], float]) -> tuple[str, dict[tuple[str, ...], float]]:
     """The first scrape with these values."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not values.items() <= (found := await scrape(url))[1].items():
             await asyncio.sleep(0.3)
     return found

@@ -19,6 +19,7 @@ import pytest
 
 from api_worlds import key_pair, public_pem
 from command_line import Place, Running, asking, place
+from patience import PATIENCE_S
 from vaultevents import config
 from vaultevents.core.rsakeys import fingerprint, parse_public_key
 from vaultevents.core.sealing import NONCE_BYTES, keyed_hash
@@ -125,7 +126,7 @@ async def test_a_used_token_is_refused_after_everything_was_killed_and_restarted
         pid = int(next(data.rglob("postmaster.pid")).read_text().splitlines()[0])
         os.kill(pid, signal.SIGKILL)
         async with found.replicas() as urls, aiohttp.ClientSession() as session:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while "unavailable" in (codes := [await post(session, url, headers) for url in urls]):
                     await asyncio.sleep(0.2)
         assert set(codes) == {"token_replayed"}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from patience import PATIENCE_S
 from store_stories import assert_ledger, values, webhook
 from vaultevents import metrics
 from vaultevents.chain.execution import ExecutionOptions
@@ -197,7 +198,7 @@ async def test_the_daemon_s_streams_are_audited_at_the_rate_that_is_set(database
         following = asyncio.create_task(follow(stream, outbox, lambda _: None, Hint(), audit_per_s=200))
         begun = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while await rows(database) != made.expected() or (await outbox.audit("logs")).position <= 50:
                     await asyncio.sleep(0.05)
             took_s = asyncio.get_running_loop().time() - begun

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,10 +19,10 @@ from embedded_user import (
     is_gone,
     kill,
     postmaster,
-    seconds_until,
     supervisor,
     supervisors_of,
 )
+from patience import wait_until
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
 from vaultevents.store import cluster, embedded
 from vaultevents.store.embedded import EmbeddedPostgres, find_install
@@ -37,7 +36,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: the par
 def directory(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "db"
     yield path
-    seconds_until(lambda: is_gone(path), within_s=10)
+    wait_until(lambda: is_gone(path))
 
 
 async def commit_and_open_another(dsn: str) -> asyncpg.Connection:
@@ -73,7 +72,7 @@ async def test_a_server_killed_while_it_starts_is_started_again(
     if made:
         with EmbeddedPostgres(directory):
             pass
-        seconds_until(lambda: is_gone(directory), within_s=3)
+        wait_until(lambda: is_gone(directory))
     install = install_that_first(act, 3, tmp_path)
     monkeypatch.setattr(embedded, "find_install", lambda _: install)
     with EmbeddedPostgres(directory) as address:
@@ -85,7 +84,7 @@ def test_a_server_that_is_killed_again_and_again_is_given_up(
 ) -> None:
     with EmbeddedPostgres(directory):
         pass
-    seconds_until(lambda: is_gone(directory), within_s=3)
+    wait_until(lambda: is_gone(directory))
     install = install_that_first("kill -9 $$", 1000, tmp_path)
     monkeypatch.setattr(embedded, "find_install", lambda _: install)
     with pytest.raises(DatabaseUnusable, match="was killed each time it started"):
@@ -121,13 +120,11 @@ async def test_server_side_kill_keeps_commits_and_the_next_join_works(directory:
             keeper.kill()
         if victim in ("postmaster", "both"):
             old.kill()
-        begin = time.monotonic()
-        seconds_until(lambda: not old.is_running() or old.status() == "zombie", within_s=3)
+        wait_until(lambda: not old.is_running() or old.status() == "zombie")
 
         again = await asyncio.to_thread(user.join)
 
         assert await ask(again.dsn, "select array_agg(id) from rows") == [1]
-        assert time.monotonic() - begin < 3
         assert again == address
         assert postmaster(directory).pid != old.pid
         assert (supervisor(directory).pid == keeper.pid) == (victim == "postmaster")
@@ -146,7 +143,7 @@ async def test_the_supervisor_restarts_by_itself(directory: Path) -> None:
                 found = cluster.read_postmaster(directory)
                 return found is not None and found.pid != pid and found.ready
 
-            seconds_until(is_back, within_s=2)
+            wait_until(is_back)
             assert await ask(address.dsn, "select 1") == 1
 
 
@@ -155,7 +152,7 @@ async def test_a_server_whose_supervisor_dies_stops_cleanly(directory: Path) -> 
     with EmbeddedPostgres(directory) as address:
         await ask(address.dsn, "create table kept as select 7 as answer")
         supervisor(directory).kill()
-        seconds_until(lambda: is_gone(directory), within_s=2)
+        wait_until(lambda: is_gone(directory))
         assert not (directory / "data" / "postmaster.pid").exists()
         assert "database system is shut down" in cluster.log_file(directory).read_text()
 
@@ -179,7 +176,7 @@ async def test_when_the_only_user_is_killed_the_server_goes(directory: Path) -> 
     with User(directory, start_new_session=True) as user:
         assert await ask(user.dsn(), "select 1") == 1
         os.killpg(user.process.pid, signal.SIGKILL)
-    seconds_until(lambda: is_gone(directory), within_s=2)
+    wait_until(lambda: is_gone(directory))
     assert "database system is shut down" in cluster.log_file(directory).read_text()
 
 
@@ -221,7 +218,7 @@ async def test_a_recycled_pid_in_a_stale_pid_file_does_not_stop_the_start(direct
     with EmbeddedPostgres(directory, durable=False):
         keeper, server = supervisor(directory), postmaster(directory)
         kill(keeper, *server.children(), server)
-        seconds_until(lambda: is_gone(directory), within_s=2)
+        wait_until(lambda: is_gone(directory))
         stale = directory / "data" / "postmaster.pid"
         lines = [str(os.getpid()), *(stale.read_text().splitlines()[1:] if stale.exists() else [])]
         stale.write_text("\n".join(lines) + "\n")

@@ -22,6 +22,7 @@ from structlog.testing import capture_logs
 
 from dispatch_stories import bodies, dispatching, subscribe, until
 from embedded_user import postmaster, supervisor
+from patience import PATIENCE_S
 from store_stories import KEY, assert_ledger, commit, funding, rows, simple_world, values, webhook
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.streaks import Parking
@@ -209,7 +210,7 @@ async def running(database: Database, receivers: HostileReceivers, options: Disp
             yield
         finally:
             stop.set()
-            await asyncio.wait_for(task, 30)
+            await asyncio.wait_for(task, PATIENCE_S)
     await assert_ledger(database)
 
 
@@ -240,12 +241,10 @@ async def test_all_at_once_cost_a_dispatcher_its_attempts_and_nothing_else(
     options = DispatchOptions(schedule_s=(60,), concurrency=6, poll_s=0.2, parking=Parking(after=10**9))
     with capture_logs() as logs:
         async with running(database, hostile, options):
-            began = asyncio.get_running_loop().time()
             await commit(box, funding(1))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 while len(await values(database, "select 1 from attempts")) < len(named) + len(hinted):
                     await asyncio.sleep(0.05)
-            assert asyncio.get_running_loop().time() - began < 20
     left = {row["webhook_id"]: row for row in await rows(database, LEFT)}
     assert left.keys() == named.keys() | hinted.keys()
     assert all(row["number"] == 1 and not row["leased"] for row in left.values())
@@ -324,7 +323,7 @@ async def outlast(trouble: Trouble, own_server: tuple[Path, ServerAddress], tmp_
             await hook.arrivals(30)
             await trouble(directory, database)
             assert len(hook.ledger) < 300, "there was something left to do"
-            await until(database, {"delivered": 300}, within_s=30)
+            await until(database, {"delivered": 300})
         stored = await bodies(database)
         assert {one.webhook_id: one.body for one in hook.accepted} == stored
         again = Counter(one.webhook_id for one in hook.ledger) - Counter(stored.keys())

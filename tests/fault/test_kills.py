@@ -21,7 +21,8 @@ from typing import Any, Literal
 import psutil
 import pytest
 
-from embedded_user import is_gone, kill, postmaster, seconds_until, supervisor
+from embedded_user import is_gone, kill, postmaster, supervisor
+from patience import PATIENCE_S, wait_until
 from reorgs import Reorganiser
 from store_stories import assert_ledger, values
 from vaultevents import config
@@ -147,7 +148,7 @@ async def quiet(world: World, hooks: Sequence[Hook], patience_s: float = 8.0) ->
 
 async def is_up(log: Path, began_at: int) -> None:
     """Until the daemon that writes its log from there on minds signals."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while b'"started"' not in log.read_bytes()[began_at:]:
             await asyncio.sleep(0.05)
 
@@ -177,7 +178,7 @@ async def start(command: Sequence[str], path: Path) -> asyncio.subprocess.Proces
 
 async def kill_postgres(directory: Path) -> None:
     """The postmaster of a directory; waits for one where it is just being started."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not (
             found := [process for process in psutil.process_iter(["cmdline"]) if _is_postmaster(process, directory)]
         ):
@@ -208,7 +209,7 @@ def kill_all_before(step: str, directory: Path, patch: pytest.MonkeyPatch) -> as
         if not killed.is_set():
             server, keeper = postmaster(directory), supervisor(directory)
             kill(keeper, server, *server.children())
-            seconds_until(lambda: is_gone(directory), within_s=5)
+            wait_until(lambda: is_gone(directory))
             killed.set()
         return await real(*arguments, **named)
 
@@ -362,7 +363,7 @@ async def test_a_server_that_dies_at_any_step_of_a_start_comes_back(
     world = World(23, events_per_block=2)
     world.history(20, 40)
     stop = asyncio.Event()
-    async with playground(tmp_path, world) as (settings, _, _), asyncio.timeout(30):
+    async with playground(tmp_path, world) as (settings, _, _), asyncio.timeout(PATIENCE_S):
         killed = kill_all_before(step, settings.directory / "postgres", monkeypatch)
         await serve(settings, stop, on_advance=lambda _: stop.set())
     assert killed.is_set(), "the step was never taken"

@@ -17,6 +17,7 @@ import asyncpg
 import pytest
 
 from command_line import PROGRAM, CommandLine, Place, Running, asking, place
+from patience import PATIENCE_S
 from vaultevents.core.signing import new_secret
 from vaultevents.devnet.receivers import GONE, Answer, Hang, Hook, Received, Reply, always
 from vaultevents.devnet.world import World
@@ -40,8 +41,8 @@ class Stage:
     operator: Hook
     stored: asyncpg.Connection
 
-    async def until(self, query: str, number: int = 1, within_s: float = 20) -> None:
-        async with asyncio.timeout(within_s):
+    async def until(self, query: str, number: int = 1) -> None:
+        async with asyncio.timeout(PATIENCE_S):
             while await self.stored.fetchval(query) < number:
                 await asyncio.sleep(0.005)
 

@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from command_line import Place, asking, place
+from patience import PATIENCE_S
 from vaultevents.devnet.world import World
 from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
 
@@ -48,7 +49,7 @@ async def left(server: ServerAddress, schema: str) -> int:
 
 
 async def below(connection: asyncpg.Connection, number: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while await connection.fetchval(LEFT) >= number:
             await asyncio.sleep(0.005)
 

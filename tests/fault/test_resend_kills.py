@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from api_worlds import key_pair, public_pem
 from command_line import Place, Running, place
+from patience import PATIENCE_S
 from vaultevents.devnet.receivers import Hang, Hook, Reply, always
 from vaultevents.devnet.world import World
 
@@ -36,8 +37,8 @@ async def asked(here: Place, url: str, api_key: str, *arguments: str) -> Any:
     return done.ok().json["body"]
 
 
-async def arrivals(hook: Hook, event_id: str, number: int, within_s: float = 20) -> None:
-    async with asyncio.timeout(within_s):
+async def arrivals(hook: Hook, event_id: str, number: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
         while sum(one.webhook_id == event_id for one in hook.ledger) < number:
             await asyncio.sleep(0.02)
 
@@ -66,7 +67,7 @@ async def test_what_a_killed_daemon_was_resending_is_sent_once_more(
 
         hook.behaviour = always(Reply())
         daemon, url = await started(here)
-        await arrivals(hook, lost["id"], 2, LEASE_S + 10)
+        await arrivals(hook, lost["id"], 2)
         await asyncio.sleep(LEASE_S)
         (await daemon.end()).ok()
         counts = [sum(one.webhook_id == event_id for one in hook.ledger) for event_id in (tested["id"], lost["id"])]

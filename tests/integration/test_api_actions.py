@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from api_worlds import Api, Customer, running_api
+from patience import PATIENCE_S
 from store_stories import KEY, assert_ledger, commit, funding, live_at, rows, settlement, take, values
 from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.devnet.receivers import Hook, Receivers, Reply, always, in_turn
@@ -60,7 +61,7 @@ class Shop:
 
     async def waiting(self, number: int = 0) -> None:
         """Until so many requests have no outcome."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_S):
             while await values(self.api.database, "select count(*)::int from resends where finished_at is null") != [
                 number
             ]:
@@ -94,7 +95,7 @@ async def resending(database: Database, ca_path: Path) -> AsyncIterator[None]:
             yield
         finally:
             stop.set()
-            await asyncio.wait_for(task, 30)
+            await asyncio.wait_for(task, PATIENCE_S)
 
 
 async def test_an_orphaned_event_is_neither_sent_again_nor_shown(shop: Shop) -> None:
@@ -234,7 +235,7 @@ async def test_a_token_is_good_for_one_action_and_a_refused_one_spends_none(shop
 async def test_a_key_that_may_only_read_asks_for_nothing(shop: Shop) -> None:
     event_id = await shop.failed_delivery()
     reader = await shop.api.another_key("acme", shop.acme.seed, role="read")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (await shop.api.call(reader, "GET", WEBHOOKS)).status != 200:  # keys are looked up once a second
             await asyncio.sleep(0.1)
     for action, body in (

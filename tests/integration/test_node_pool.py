@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from patience import PATIENCE_S, until
 from vaultevents.chain.beacon import BeaconChain, BeaconOptions
 from vaultevents.chain.endpoints import LATE_IN_A_ROW
 from vaultevents.chain.execution import CHEAP_BLOCKS, ExecutionChain, ExecutionOptions, HeadPolicy
@@ -109,12 +110,6 @@ def chain_of(urls: list[str], options: ExecutionOptions = QUICK) -> ExecutionCha
     return ExecutionChain(urls, head=HeadPolicy(), options=options)
 
 
-async def until(happened: Callable[[], bool]) -> None:
-    async with asyncio.timeout(2):
-        while not happened():
-            await asyncio.sleep(0.005)
-
-
 async def test_the_primary_is_returned_to_as_soon_as_it_answers_again(made: World) -> None:
     first, second = Moody(made.chain), ExecutionServer(made.chain)
     async with started(first, second) as urls, chain_of(urls) as chain:
@@ -164,7 +159,7 @@ async def test_who_would_wait_long_for_the_pace_of_one_node_asks_another(made: W
         begun = time.monotonic()
         found = await asyncio.gather(*(chain.header(number) for number in range(1, 21)))
         assert [header.number for header in found] == list(range(1, 21))
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 10, "of the 20 s that one alone would take"
         assert 1 <= first.exchanges <= 3
         assert second.exchanges >= 17
 
@@ -226,20 +221,18 @@ async def test_a_late_answer_is_asked_of_the_next_node_and_the_late_request_give
         assert second.exchanges == 0
         first.hangs = True
         span = Span(1, CHEAP_BLOCKS)
-        begun = time.monotonic()
         for nth in range(1, LATE_IN_A_ROW + 1):
             found = await chain.read_logs(span, watched(made), None)
             assert len(found.logs) == len(list(made.chain.logs(span.first, span.last, TOPICS)))
             assert second.calls["eth_getBlockByNumber"] == nth * len(span), "every answer is of one node alone"
             await until(partial(first.was_given_up, nth))
             assert chain.counters.unavailable == (nth == LATE_IN_A_ROW), "one that is given up is no failure"
-        assert time.monotonic() - begun < 5
         (late, _) = chain.memories()
         assert (late.state, late.problem) == ("open", f"was late {LATE_IN_A_ROW} times in a row")
         assert chain.counters.hedges == LATE_IN_A_ROW
-        begun = time.monotonic()
+        asked = first.exchanges
         await chain.head()
-        assert time.monotonic() - begun < 0.15, "it no longer costs anybody anything"
+        assert (first.exchanges, chain.counters.hedges) == (asked, LATE_IN_A_ROW), "it no longer costs anybody anything"
 
 
 async def test_the_first_answer_wins_wherever_it_comes_from(made: World) -> None:
@@ -283,7 +276,7 @@ async def test_a_late_beacon_node_does_not_hold_up_finality(made: World) -> None
     first.faults.rates = {Fault.HANG: 1.0}
     try:
         async with BeaconChain(urls, BeaconOptions(), clock=lambda: made.chain.head.timestamp_s) as beacon:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 assert (await beacon.finality()).epoch > 0
             assert beacon.counters.hedges == 1
     finally:
@@ -338,7 +331,7 @@ async def test_what_changes_is_written_at_once_and_at_the_end(made: World, datab
     async with started(server) as urls, chain_of(urls) as chain:
         await nodes.remember(database, "ipfs", [known("http://gone#1")])
         keeping = asyncio.create_task(keep_nodes(database, {"execution": chain}))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while [facts.upstream for facts in (await status.read(database)).nodes] != ["execution"]:
                 await asyncio.sleep(0.01)
         server.faults.rates = {Fault.HTTP_500: 1.0}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from patience import PATIENCE_S
 from store_stories import rows, shift_clock, simple_world, webhook
 from vaultevents import metrics
 from vaultevents.config import given
@@ -67,7 +68,7 @@ async def exhausted(database: Database, count: int) -> str:
 
 async def finished(database: Database) -> bool:
     """Whether the one notice was sent, once it is finished."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not (found := await rows(database, "select sent from notices where finished_at is not null")):
             await asyncio.sleep(0.02)
     return bool(found[0]["sent"])
@@ -125,7 +126,7 @@ async def test_a_post_that_was_not_marked_is_repeated_with_its_id(
     with monkeypatch.context() as patch:
         patch.setattr("vaultevents.dispatch.notifier.finish", dies)
         async with notifying(database, receivers, hook.url) as task:
-            await asyncio.wait_for(died.wait(), 10)
+            await asyncio.wait_for(died.wait(), PATIENCE_S)
             task.cancel()
     await shift_clock(database, 61)
     async with notifying(database, receivers, hook.url):

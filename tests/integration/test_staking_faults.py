@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import pytest
 
+from patience import PATIENCE_S
 from staking_worlds import LeavingOut, due, problems, staking_of, staking_world
 from vaultevents.chain.beacon import BeaconIdentity
 from vaultevents.core.chaintime import ChainTime
@@ -251,8 +252,8 @@ class Stream:
         assert all(isinstance(one, asyncio.CancelledError) for one in ended), ended
 
 
-async def soon(check: Callable[[], Awaitable[bool]], within_s: float = 40.0) -> None:
-    deadline = asyncio.get_running_loop().time() + within_s
+async def soon(check: Callable[[], Awaitable[bool]]) -> None:
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while not await check():
         assert asyncio.get_running_loop().time() < deadline, "it did not happen"
         await asyncio.sleep(0.02)
@@ -408,7 +409,7 @@ async def test_another_pubkey_for_an_index_stops_everything(database: Database) 
         made.history(30)
         beacon_node.faults.rates[Fault.OTHER_PUBKEY] = 1.0
         with pytest.raises(StreamStopped, match=r"validator \d+ had the pubkey 0x\w+ and has 0x\w+ now"):
-            await asyncio.wait_for(sources.discovery.run(), 5)
+            await asyncio.wait_for(sources.discovery.run(), PATIENCE_S)
         assert (await rows(database), await positions(database), await known(database)) == before
 
 

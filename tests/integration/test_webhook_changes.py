@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from patience import PATIENCE_S
 from step_up_stories import Customer, changing, enrolled, fresh_bytes
 from store_stories import (
     KEY,
@@ -363,7 +364,7 @@ async def test_switching_on_wakes_the_dispatchers(any_postgres: ServerAddress) -
         await amend(database, acme, one.id, active=False)
         woken = asyncio.Event()
         listening = asyncio.create_task(database.listen(DELIVERIES_CHANNEL, woken.set))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not await values(database, "select 1 from pg_stat_activity where query ilike 'listen%'"):
                 await asyncio.sleep(0.01)
             woken.clear()
