@@ -36,7 +36,7 @@ from vaultevents.devnet.acts import Funding, log_of
 from vaultevents.devnet.certificates import issue
 from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
-from vaultevents.opening import Store, open_store
+from vaultevents.opening.database import Store, open_store
 from vaultevents.store import accounts, webhooks
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Database
 from vaultevents.telemetry import configure_logging

@@ -29,7 +29,7 @@ from vaultevents.core.webhooks import Webhook
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.receivers import Hook, Receivers
 from vaultevents.devnet.world import World
-from vaultevents.opening import open_store
+from vaultevents.opening.database import open_store
 from vaultevents.store import webhooks
 from vaultevents.store.embedded import ServerAddress
 from worlds import register

@@ -33,22 +33,16 @@ from vaultevents.dispatch.resender import Resender, ResendOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
-from vaultevents.opening import (
+from vaultevents.opening.database import Store, open_hash_key, open_store, service_clock, while_lost
+from vaultevents.opening.delivery import check_authority, operator_webhook, url_rules
+from vaultevents.opening.sources import (
     AUDIT_OFF,
-    Store,
-    check_authority,
     head_policy,
     keep_nodes,
     locator_problem,
-    open_hash_key,
     open_sources,
-    open_store,
-    operator_webhook,
-    service_clock,
     socket_heads,
     switched_off,
-    url_rules,
-    while_lost,
 )
 from vaultevents.store import feed, mutations, retention
 from vaultevents.store.apikeys import KeyRing

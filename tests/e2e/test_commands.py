@@ -15,7 +15,7 @@ import pytest
 
 from command_line import CommandLine, Place, asking, delivered, place, wanted
 from patience import PATIENCE_S, until
-from vaultevents.chain.endpoints import node_name
+from vaultevents.chain.urls import node_name
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.faults import Fault
 from vaultevents.devnet.receivers import Hang, Hook, always

@@ -20,7 +20,7 @@ from vaultevents import config
 from vaultevents.core.sealing import NONCE_BYTES, MasterKey, Secret, open_sealed, parse_master_key, seal
 from vaultevents.devnet.receivers import Hook
 from vaultevents.devnet.world import World
-from vaultevents.opening import open_store
+from vaultevents.opening.database import open_store
 from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
 
 pytestmark = pytest.mark.e2e

@@ -26,7 +26,7 @@ from vaultevents.core.sealing import NONCE_BYTES, keyed_hash
 from vaultevents.core.stepup import SEED_BYTES, STEP_S, new_seed
 from vaultevents.core.tokens import sign_request
 from vaultevents.devnet.world import World
-from vaultevents.opening import open_hash_key, open_store
+from vaultevents.opening.database import open_hash_key, open_store
 from vaultevents.store import accounts, apikeys, mfa
 from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
 

@@ -35,7 +35,7 @@ from vaultevents.devnet.chain import Lag
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.receivers import Hook, Receivers
 from vaultevents.devnet.world import World
-from vaultevents.opening import open_store
+from vaultevents.opening.database import open_store
 from vaultevents.store import webhooks
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
@@ -349,11 +349,11 @@ async def test_a_daemon_that_commits_its_cursor_first_is_caught(tmp_path: Path) 
 @pytest.mark.parametrize(
     "step",
     [
-        "vaultevents.opening:open_database",
-        "vaultevents.opening:sealed_key_ids",
+        "vaultevents.opening.database:open_database",
+        "vaultevents.opening.database:sealed_key_ids",
         "vaultevents.store.pool:Database.now",
-        "vaultevents.opening:pinned",
-        "vaultevents.opening:pin",
+        "vaultevents.opening.sources:pinned",
+        "vaultevents.opening.sources:pin",
         "vaultevents.watch.streams:open_stream",
     ],
 )

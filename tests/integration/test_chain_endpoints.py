@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from vaultevents.chain.circuits import LONGEST_PAUSE_S
-from vaultevents.chain.endpoints import Counters, Endpoints, Line, Passing, node_name, scrub
+from vaultevents.chain.endpoints import Endpoints
+from vaultevents.chain.lines import Counters, Line, Passing
 from vaultevents.chain.pacing import Lateness
+from vaultevents.chain.urls import node_name, scrub
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, WrongNetwork
 
 pytestmark = pytest.mark.integration

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from vaultevents.chain.endpoints import Behind
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
+from vaultevents.chain.lines import Behind
 from vaultevents.core.errors import ConfigError, NodeFault, SourceUnavailable
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32

@@ -34,7 +34,8 @@ from vaultevents import metrics
 from vaultevents.api import scraping
 from vaultevents.api.problems import CODES
 from vaultevents.api.server import ServerOptions, bind, serve, url_of
-from vaultevents.chain.endpoints import Counters, Endpoints, Line
+from vaultevents.chain.endpoints import Endpoints
+from vaultevents.chain.lines import Counters, Line
 from vaultevents.core.errors import NodeFault, SourceUnavailable, WrongNetwork
 from vaultevents.core.nodes import CIRCUIT_STATES, UPSTREAMS
 from vaultevents.metrics import Stored, StreamFacts

@@ -24,7 +24,7 @@ from vaultevents.devnet.receivers import GONE, Receivers, Reply, in_turn
 from vaultevents.dispatch.notifier import Notifier, OperatorWebhook
 from vaultevents.dispatch.sender import Sender
 from vaultevents.egress import Guard
-from vaultevents.opening import operator_webhook
+from vaultevents.opening.delivery import operator_webhook
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.notices import Notice, record
 from vaultevents.store.pool import Database

@@ -14,7 +14,7 @@ from vaultevents.chain.execution import ExecutionChain, HeadPolicy
 from vaultevents.core.events import Observation, ReportUpdateAvailable
 from vaultevents.core.reports import ReportLog
 from vaultevents.core.units import Address, BlockNumber, Hash32, checksum
-from vaultevents.opening import locator_problem
+from vaultevents.opening.sources import locator_problem
 from vaultevents.store.reports import StoredReport
 from vaultevents.watch.reports import _simulate
 

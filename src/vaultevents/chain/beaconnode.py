@@ -16,8 +16,9 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from vaultevents.chain.endpoints import Counters, Line, Passing, RateLimited, TooSlow, scrub
 from vaultevents.chain.jsonrpc import Patience, asked_pause_s
+from vaultevents.chain.lines import Counters, Line, Passing, RateLimited, TooSlow
+from vaultevents.chain.urls import scrub
 from vaultevents.core.errors import SourceUnavailable
 
 JSON = "application/json"

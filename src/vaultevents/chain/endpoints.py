@@ -1,211 +1,30 @@
-"""Several URLs of one kind of upstream: how they are shown, how patiently each is asked, and which one is asked next.
+"""Several URLs of one kind of upstream: which one is asked next, and for how long one that fails is not.
 
     question ─▶ the first node in use ─┬─ answers in time ──────────────────────────────▶ its answer
-                (pacing.py: when)      ├─ is late, and the question is cheap: the next one, too; the first answer wins
+                (lines.py: when)       ├─ is late, and the question is cheap: the next one, too; the first answer wins
                                        └─ fails (circuits.py: for how long) ─▶ the next node, those set aside last
-
-A URL may hold a secret in its path, query or user part, so only `node_name` and `scrub` put anything of it into text.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import re
-import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from math import ceil
 from typing import Generic, Protocol, TypeVar
-from urllib.parse import SplitResult, unquote, urlsplit
 
 import structlog
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
-from tenacity.wait import wait_random_exponential
 
 from vaultevents import metrics
-from vaultevents.chain.circuits import Circuit
-from vaultevents.chain.pacing import Lateness, Pace
-from vaultevents.chain.refusals import RangeSize
+from vaultevents.chain.lines import MAX_RETRY_AFTER_S, Counters, Held, Line, TooSlow
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, WrongNetwork
-from vaultevents.core.nodes import NodeMemory, Upstream
+from vaultevents.core.nodes import NodeMemory
 
 _log = structlog.get_logger()
 
-MAX_RETRY_AFTER_S = 5.0
-"""A node that asks for a longer pause is not waited for, not even when it is alone."""
-LONGEST_QUEUE_S = 1.0
-"""Who would wait longer for the pace of a node asks another one, where there is one."""
 LATE_IN_A_ROW = 3
 """So many late answers, with none in time between them, are a failure."""
-_RECONNECT_S = (0.5, 1.0, 2.0, 5.0, 15.0, 60.0)
-_SHORTEST_SECRET = 6
-_ANY_URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,15}://\S+", re.IGNORECASE)
-
-
-@dataclass(slots=True)
-class Counters:
-    """What happened at the nodes since the start; each number only grows."""
-
-    requests: int = 0  # HTTP exchanges
-    calls: int = 0  # what was asked in them
-    retries: int = 0  # asked again after a passing fault
-    unavailable: int = 0
-    ranges_refused: int = 0  # eth_getLogs over too many blocks
-    node_faults: int = 0
-    wrong_network: int = 0
-    suspicions: int = 0  # blooms that hold a watched pair without such a log
-    full_proofs: int = 0  # blocks whose bloom was rebuilt from all of their logs
-    full_proofs_refused: int = 0  # blocks whose logs are more than the node gives at once
-    second_opinions: int = 0  # blocks for which another node was asked
-    rate_limited: int = 0  # refused because there were too many
-    hedges: int = 0  # questions put to a second node because the first was late
-
-
-class Passing(SourceUnavailable):
-    """May be over in a moment, so the same node is asked again; `Line.ask` turns what stays into its parent."""
-
-
-class RateLimited(Passing):
-    """The node wants fewer requests; all of them wait for `retry_after_s`, where it says so."""
-
-    def __init__(self, node: str, problem: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(node, f"limits the rate of requests ({problem})")
-        self.retry_after_s = retry_after_s
-
-
-class _Held(SourceUnavailable):
-    """The node has asked to be left alone for `pause_s`, and is."""
-
-    def __init__(self, node: str, pause_s: float) -> None:
-        super().__init__(node, f"limits the rate of requests for {ceil(pause_s)} s")
-        self.pause_s = pause_s
-
-
-class TooSlow(SourceUnavailable):
-    """No whole answer within the deadline: what was asked may be too much for the node, or the node is gone."""
-
-
-class Behind(SourceUnavailable):
-    """The node does not have a block: it lags, or has pruned it; or one of the machines behind its URL does."""
-
 
 T = TypeVar("T")
-
-MACHINES = 3
-"""How often a URL is asked for a block that it does not have: a balancer may send each question to another machine."""
-
-
-async def of_any_machine(ask: Callable[[], Awaitable[T]]) -> T:
-    """The answer, also where one of the machines behind a URL is behind; raises `Behind` when all that were asked are.
-
-    A balancer that takes turns would otherwise lead heads to one machine and ranges to another, for ever.
-    """
-    retrying = AsyncRetrying(retry=retry_if_exception_type(Behind), stop=stop_after_attempt(MACHINES), reraise=True)
-    return await retrying(ask)
-
-
-class Line:
-    """How one node is asked: its pace, its circuit, and how often it is asked again after a passing fault.
-
-    `log_range`: how much is asked at once, of a node that has logs. `is_alone` says whether no other node can be asked
-    instead; `Endpoints` answers it.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        upstream: Upstream,
-        counters: Counters,
-        *,
-        attempts: int,
-        wait_s: float,
-        set_aside_s: float,
-        log_range: RangeSize | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.name = name
-        self.log_range = log_range
-        self.upstream = upstream
-        self.counters = counters
-        self.clock = clock
-        self.pace = Pace()
-        self.circuit = Circuit(set_aside_s, clock())
-        self.lateness = Lateness()
-        self.late_in_a_row = 0
-        self.at_fault = False
-        self.is_alone: Callable[[], bool] = lambda: True
-        self._attempts = attempts
-        self._wait_s = wait_s
-
-    async def ask(self, exchange: Callable[[], Awaitable[T]], attempts: int | None = None) -> T:
-        """Exchange when it is time for it, and again while the fault is a passing one.
-
-        Raises `SourceUnavailable` with the last fault, or when the node wants a longer pause than it is waited for.
-        """
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(Passing),
-            stop=stop_after_attempt(attempts or self._attempts),
-            wait=wait_random_exponential(multiplier=self._wait_s, max=MAX_RETRY_AFTER_S),
-            before_sleep=self._count_retry,
-            reraise=True,
-        )
-        try:
-            return await retrying(partial(self._exchange, exchange))
-        except Passing as error:
-            lasting = SourceUnavailable(error.node, error.problem)
-        raise lasting
-
-    async def _exchange(self, exchange: Callable[[], Awaitable[T]]) -> T:
-        await self._turn()
-        sent_at = self.clock()
-        try:
-            return await exchange()
-        except RateLimited as error:
-            self.pace.refused(sent_at, self.clock(), error.retry_after_s)
-            self.counters.rate_limited += 1
-            metrics.rate_limit(self.upstream)
-            self._check_held()
-            raise
-
-    async def _turn(self) -> None:
-        """Waits until the node may be asked; what it says to one question holds for all that wait."""
-        while True:
-            self._check_held()
-            wait_s = self.pace.book(self.clock()) - self.clock()
-            if wait_s <= 0:
-                return
-            await asyncio.sleep(wait_s)
-            if not self.pace.held_s(self.clock()):
-                return
-
-    def _check_held(self) -> None:
-        now = self.clock()
-        held_s = self.pace.held_s(now)
-        if self.is_alone():
-            leaves = held_s > MAX_RETRY_AFTER_S
-        else:
-            leaves = held_s > 0 or self.pace.due(now) - now > LONGEST_QUEUE_S
-        if leaves:
-            raise _Held(self.name, self.pace.due(now) - now)
-
-    def _count_retry(self, _: RetryCallState) -> None:
-        self.counters.retries += 1
-
-    def memory(self) -> NodeMemory:
-        """What is known of the node now."""
-        now = self.clock()
-        state, rate = self.circuit.state(now), self.pace.requests_per_s
-        logs = None if self.log_range is None else self.log_range.limit
-        return NodeMemory(self.name, state, self.circuit.problem, now - self.circuit.since, rate, logs)
-
-    def recall(self, memory: NodeMemory) -> None:
-        """What was learned before the last start. Whether the node answers has to be seen anew."""
-        if memory.requests_per_s is not None:
-            self.pace.recall(memory.requests_per_s, self.clock())
-        if memory.logs is not None and self.log_range is not None:
-            self.log_range.recall(memory.logs)
 
 
 class Node(Protocol):
@@ -218,53 +37,6 @@ class Node(Protocol):
 
 
 N = TypeVar("N", bound=Node)
-
-
-def node_name(url: str, schemes: tuple[str, str] = ("http", "https")) -> str:
-    """`scheme://host#12345678`: the host and a short hash of the whole URL, which tells two keys apart.
-
-    Raises `InputError` for what is not a URL of one of the `schemes`.
-    """
-    digest = hashlib.sha256(url.encode()).hexdigest()[:8]
-    parts = _split(url)
-    if parts is None or parts.scheme not in schemes or not parts.hostname:
-        plain, tls = schemes
-        raise InputError(f"the node URL #{digest} is not usable: write {plain}://host:port/path or {tls}://host/path")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}#{digest}"
-
-
-def _split(url: str) -> SplitResult | None:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # raises for a port that is no number
-    except ValueError:
-        return None
-    return parts
-
-
-def scrub(text: str, url: str) -> str:
-    """A node's own words, fit for a log: one line of at most 200 characters, with no URL and no secret of ours."""
-    text = text[:4000]
-    for secret in _secrets(url):
-        text = text.replace(secret, "…")
-    text = _ANY_URL.sub("<url>", text)
-    return "".join(c if c.isprintable() else " " for c in text)[:200]
-
-
-def _secrets(url: str) -> list[str]:
-    parts = urlsplit(url)
-    pieces = {url, parts.path, parts.query, parts.username or "", parts.password or ""}
-    pieces.update(re.split(r"[/&=;]", f"{parts.path}&{parts.query}"))
-    pieces |= {unquote(piece) for piece in pieces}
-    return sorted((piece for piece in pieces if len(piece) >= _SHORTEST_SECRET), key=len, reverse=True)
-
-
-def reconnect_pauses() -> Iterator[float]:
-    """How long to wait before a connection that ended is made anew, after the first end, the second and so on."""
-    yield from _RECONNECT_S
-    while True:
-        yield _RECONNECT_S[-1]
 
 
 class Endpoints(Generic[N]):
@@ -497,7 +269,7 @@ class Endpoints(Generic[N]):
         line = node.line
         line.at_fault = isinstance(error, NodeFault)
         problem = error.problem if isinstance(error, SourceUnavailable) else str(error)
-        if isinstance(error, _Held):
+        if isinstance(error, Held):
             line.circuit.hold(problem, error.pause_s, line.clock())
             if error.pause_s <= MAX_RETRY_AFTER_S:
                 _log.info("node_held", node=node.name, problem=problem)
@@ -537,5 +309,5 @@ def _all_failed(errors: Sequence[SourceUnavailable | WrongNetwork]) -> SourceUna
     unavailable = [error for error in errors if isinstance(error, SourceUnavailable)]
     if not unavailable:
         return WrongNetwork(f"no node can be used: {told}")
-    kind = SourceUnavailable if isinstance(unavailable[-1], _Held) else type(unavailable[-1])
+    kind = SourceUnavailable if isinstance(unavailable[-1], Held) else type(unavailable[-1])
     return kind(f"all {len(errors)} nodes", f"none could answer: {told}")

@@ -14,9 +14,9 @@ from typing import Literal
 import aiohttp
 
 from vaultevents.chain import proofs, wire, withdrawals
-from vaultevents.chain.endpoints import Counters
 from vaultevents.chain.heads import BEHIND_S, Heads
 from vaultevents.chain.jsonrpc import Answer, Call, Patience, RpcFailure, RpcNode
+from vaultevents.chain.lines import Counters
 from vaultevents.chain.parts import Terms, header_call, read_block
 from vaultevents.chain.receipts import Derived, derive_span
 from vaultevents.chain.refusals import RangeSize

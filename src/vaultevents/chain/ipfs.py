@@ -32,8 +32,10 @@ import structlog
 from yarl import URL
 
 from vaultevents import __version__
-from vaultevents.chain.endpoints import Counters, Endpoints, Line, Passing, RateLimited, TooSlow, node_name, scrub
+from vaultevents.chain.endpoints import Endpoints
 from vaultevents.chain.jsonrpc import asked_pause_s
+from vaultevents.chain.lines import Counters, Line, Passing, RateLimited, TooSlow
+from vaultevents.chain.urls import node_name, scrub
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, VaulteventsError
 from vaultevents.core.nodes import NodeMemory
 from vaultevents.core.webhooks import AllowRule, UrlRules

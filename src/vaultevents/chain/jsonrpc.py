@@ -17,8 +17,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from vaultevents.chain.endpoints import Line, Passing, RateLimited, TooSlow, scrub
+from vaultevents.chain.lines import Line, Passing, RateLimited, TooSlow
 from vaultevents.chain.refusals import RangeSize, Refusal, classify
+from vaultevents.chain.urls import scrub
 from vaultevents.core.errors import NodeFault, RangeTooLarge, SourceUnavailable
 from vaultevents.core.retries import retry_after_s
 

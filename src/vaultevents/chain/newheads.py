@@ -17,7 +17,8 @@ import msgspec
 import structlog
 
 from vaultevents.chain import wire
-from vaultevents.chain.endpoints import node_name, reconnect_pauses, scrub
+from vaultevents.chain.lines import reconnect_pauses
+from vaultevents.chain.urls import node_name, scrub
 from vaultevents.core.errors import SourceUnavailable
 
 _log = structlog.get_logger()

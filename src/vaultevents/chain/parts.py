@@ -9,8 +9,8 @@ from functools import partial
 from typing import TypeVar
 
 from vaultevents.chain import proofs, wire
-from vaultevents.chain.endpoints import Behind, Counters, of_any_machine
 from vaultevents.chain.jsonrpc import Answer, Call, RpcFailure, RpcNode
+from vaultevents.chain.lines import Behind, Counters, of_any_machine
 from vaultevents.chain.refusals import Refusal, allowed_blocks, limits_blocks
 from vaultevents.chain.wire import Sighting
 from vaultevents.core.errors import RangeTooLarge, SourceUnavailable

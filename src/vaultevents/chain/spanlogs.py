@@ -13,8 +13,9 @@ from functools import partial
 import structlog
 
 from vaultevents.chain import proofs
-from vaultevents.chain.endpoints import Endpoints, TooSlow, of_any_machine
+from vaultevents.chain.endpoints import Endpoints
 from vaultevents.chain.jsonrpc import RpcNode
+from vaultevents.chain.lines import TooSlow, of_any_machine
 from vaultevents.chain.parts import Part, Terms, add_blocks, header_call, note_blocks, range_call, read_logs
 from vaultevents.chain.settling import settle
 from vaultevents.core.errors import RangeTooLarge

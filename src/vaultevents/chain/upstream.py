@@ -9,8 +9,10 @@ from typing import Generic, Self, TypeVar
 
 import aiohttp
 
-from vaultevents.chain.endpoints import Counters, Endpoints, Line, Node, node_name
+from vaultevents.chain.endpoints import Endpoints, Node
 from vaultevents.chain.jsonrpc import Patience, new_session
+from vaultevents.chain.lines import Counters, Line
+from vaultevents.chain.urls import node_name
 from vaultevents.core.errors import InputError, WrongNetwork
 from vaultevents.core.nodes import NodeMemory, Upstream
 

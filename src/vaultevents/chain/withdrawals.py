@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from vaultevents.chain import wire
-from vaultevents.chain.endpoints import Behind, of_any_machine
 from vaultevents.chain.jsonrpc import RpcFailure, RpcNode
+from vaultevents.chain.lines import Behind, of_any_machine
 from vaultevents.chain.parts import chunks, header_call, read_block, together
 from vaultevents.chain.proofs import check_headers
 from vaultevents.core.errors import NodeFault, SourceUnavailable

@@ -30,7 +30,7 @@ from vaultevents.core.rsakeys import fingerprint, parse_public_key
 from vaultevents.core.sealing import NONCE_BYTES, Secret, keyed_hash
 from vaultevents.core.stepup import SEED_BYTES, new_seed, otpauth_uri
 from vaultevents.core.webhooks import parse_network
-from vaultevents.opening import open_hash_key, open_store
+from vaultevents.opening.database import open_hash_key, open_store
 from vaultevents.store import apikeys
 from vaultevents.store import mfa as factors
 from vaultevents.store.apikeys import ApiKey, PublicKey, Role

@@ -27,7 +27,8 @@ from vaultevents.config import Settings
 from vaultevents.core.errors import InputError
 from vaultevents.core.spans import Span
 from vaultevents.core.units import hex_text
-from vaultevents.opening import open_chain, open_store
+from vaultevents.opening.database import open_store
+from vaultevents.opening.sources import open_chain
 from vaultevents.store import ledger
 from vaultevents.store.ledger import Audit
 from vaultevents.watch.gapproof import KINDS, GapProof, Tally, prove

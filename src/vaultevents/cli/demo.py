@@ -35,7 +35,7 @@ from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.gateway import Gateway
 from vaultevents.devnet.receivers import Hook, Receivers, Reply, per_event
 from vaultevents.devnet.world import World
-from vaultevents.opening import Store, open_store
+from vaultevents.opening.database import Store, open_store
 from vaultevents.store import accounts, cluster, webhooks
 from vaultevents.telemetry import configure_logging
 

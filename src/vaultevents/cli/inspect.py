@@ -8,24 +8,16 @@ from dataclasses import asdict, dataclass
 import typer
 from pydantic import SecretStr
 
-from vaultevents.chain.endpoints import node_name
 from vaultevents.chain.execution import ExecutionChain
 from vaultevents.chain.newheads import NewHeads
+from vaultevents.chain.urls import node_name
 from vaultevents.cli.console import ConfigOption, JsonOption, complete, put_json, put_table, say, settings_of
 from vaultevents.config import Settings
 from vaultevents.core.errors import ConfigError, SourceUnavailable, VaulteventsError
 from vaultevents.core.units import Address, checksum
-from vaultevents.opening import (
-    AUDIT_OFF,
-    check_authority,
-    locator_problem,
-    open_beacon,
-    open_chain,
-    open_store,
-    service_clock,
-    socket_heads,
-    switched_off,
-)
+from vaultevents.opening.database import open_store, service_clock
+from vaultevents.opening.delivery import check_authority
+from vaultevents.opening.sources import AUDIT_OFF, locator_problem, open_beacon, open_chain, socket_heads, switched_off
 from vaultevents.store import status as overview
 from vaultevents.store.pool import Database
 

@@ -26,7 +26,8 @@ from vaultevents.cli.console import (
 from vaultevents.config import NEW_KEY_VARIABLE, Settings
 from vaultevents.core.errors import InputError
 from vaultevents.core.sealing import NONCE_BYTES, MasterKey, parse_master_key
-from vaultevents.opening import open_rotation, put_away_former_key, read_key_file
+from vaultevents.opening.database import open_rotation
+from vaultevents.opening.keyfiles import put_away_former_key, read_key_file
 from vaultevents.store.rotation import reseal
 
 

@@ -33,13 +33,8 @@ from vaultevents.config import DEFAULT_FILE, NETWORKS, Settings, chosen_file
 from vaultevents.core.errors import ConfigError, InputError, OperatorError
 from vaultevents.core.spans import Span
 from vaultevents.daemon import ROLES, Role, collect_less, serve
-from vaultevents.opening import (
-    Sources,
-    keeping_limits,
-    open_sources,
-    open_store,
-    service_clock,
-)
+from vaultevents.opening.database import open_store, service_clock
+from vaultevents.opening.sources import Sources, keeping_limits, open_sources
 from vaultevents.store.outbox import Committed, Outbox
 from vaultevents.store.reports import reports_in
 from vaultevents.store.validators import epoch_at

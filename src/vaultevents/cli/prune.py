@@ -13,7 +13,7 @@ from vaultevents.cli.audit import RowProgress
 from vaultevents.cli.console import ConfigOption, JsonOption, complete, put_json, say, settings_of
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError
-from vaultevents.opening import open_store
+from vaultevents.opening.database import open_store
 from vaultevents.store import retention
 from vaultevents.store.retention import Pruned
 

@@ -27,7 +27,9 @@ from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
 from vaultevents.core.units import Address, checksum, parse_address
 from vaultevents.core.webhooks import Webhook, check_event_types, check_url
-from vaultevents.opening import Store, open_chain, open_store, url_rules
+from vaultevents.opening.database import Store, open_store
+from vaultevents.opening.delivery import url_rules
+from vaultevents.opening.sources import open_chain
 from vaultevents.store import accounts, webhooks
 
 account = typer.Typer(help="Add and list accounts, which own vaults and webhooks.", no_args_is_help=True)

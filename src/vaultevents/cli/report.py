@@ -15,7 +15,8 @@ from vaultevents.config import Settings
 from vaultevents.core.errors import InputError, VaulteventsError
 from vaultevents.core.reports import MAX_FILE_BYTES, Report, ReportInvalid, read_report
 from vaultevents.core.units import checksum, eth_text, hex_text
-from vaultevents.opening import open_files, open_store, report_cache
+from vaultevents.opening.database import open_store
+from vaultevents.opening.sources import open_files, report_cache
 from vaultevents.store import reports
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.reports import StoredReport

@@ -1,0 +1,242 @@
+"""The nodes and gateways that the settings name, of the right network (E10), and the streams over them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from vaultevents.chain.beacon import BeaconChain, BeaconIdentity, BeaconOptions
+from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity, Reverted
+from vaultevents.chain.ipfs import IpfsClient
+from vaultevents.chain.newheads import NewHeads
+from vaultevents.config import Settings
+from vaultevents.core.chaintime import ChainTime
+from vaultevents.core.errors import ConfigError, DatabaseUnavailable, InputError, WrongNetwork
+from vaultevents.core.events import EVENT_TYPES, ReportUpdateAvailable
+from vaultevents.core.nodes import UPSTREAMS, NodeMemory, Upstream
+from vaultevents.core.units import Address, checksum
+from vaultevents.egress import Guard
+from vaultevents.opening.delivery import url_rules
+from vaultevents.store import nodes
+from vaultevents.store.clock import ServiceClock
+from vaultevents.store.network import pin, pin_beacon, pinned, pinned_beacon
+from vaultevents.store.outbox import Outbox
+from vaultevents.store.pool import Database
+from vaultevents.watch.discovery import Discovery
+from vaultevents.watch.reports import Resolver
+from vaultevents.watch.streams import Pace, Stream, logs_stream, reports_stream, staking_streams
+
+AUDIT_OFF = (
+    "execution.audit_blocks_per_s is 0: what backfills read is read again by nobody, so prove it with "
+    "'vaultevents audit chain'"
+)
+EPOCH_EVENT_TYPES = tuple(name for name in EVENT_TYPES if name.startswith("validator_"))
+KEEP_NODES_S = 5.0
+LAZY_ORACLE_SELECTOR = bytes.fromhex("2e39045c")  # lazyOracle()
+
+
+@asynccontextmanager
+async def open_chain(
+    settings: Settings, database: Database, *, head: HeadPolicy | None = None
+) -> AsyncIterator[ExecutionChain]:
+    """The execution nodes, after the first contact has shown that they are of the right network (E10)."""
+    if not settings.execution.urls:
+        raise ConfigError(
+            "execution.urls is empty: name the URL of your execution node there or in VAULTEVENTS_EXECUTION__URLS"
+        )
+    options = ExecutionOptions(
+        headers=settings.execution.headers,
+        suspicion_share=settings.execution.suspicion_share,
+        agreement=settings.execution.agreement,
+        batch_size=settings.execution.batch_size,
+        log_range_max=settings.execution.max_range_blocks,
+        total_timeout_s=settings.execution.timeout_s,
+    )
+    urls = [url.get_secret_value() for url in settings.execution.urls]
+    async with ExecutionChain(urls, head=head or head_policy(settings), options=options) as chain:
+        chain.recall(await nodes.recalled(database, "execution"))
+        known = await pinned(database)
+        if known is not None:
+            if known[0] != settings.chain_id:
+                raise WrongNetwork(
+                    f"this database belongs to chain {known[0]}, and the configuration says {settings.chain_id}: "
+                    "use the configuration of that chain, or another database (or data_dir)"
+                )
+            chain.expect(Identity(*known))
+        identity = await chain.identity()
+        if identity.chain_id != settings.chain_id:
+            raise WrongNetwork(
+                f"the execution node is of chain {identity.chain_id}, and the configuration is for "
+                f"{settings.network} (chain {settings.chain_id}): correct execution.urls or the configuration"
+            )
+        await pin(database, identity.chain_id, identity.genesis_hash)
+        chain.expect(identity)
+        yield chain
+
+
+@asynccontextmanager
+async def open_beacon(
+    settings: Settings, database: Database, clock: ServiceClock
+) -> AsyncIterator[tuple[BeaconChain, ChainTime]]:
+    """The beacon nodes, after the first contact has shown that they are of the right network (E10), and its time."""
+    urls = [url.get_secret_value() for url in settings.beacon.urls]
+    options = BeaconOptions(ssz=settings.beacon.scan == "ssz", total_timeout_s=settings.beacon.timeout_s)
+    async with BeaconChain(urls, options, clock=lambda: clock.now().timestamp()) as beacon:
+        beacon.recall(await nodes.recalled(database, "beacon"))
+        if (known := await pinned_beacon(database)) is not None:
+            beacon.expect(BeaconIdentity(*known))
+        identity = await beacon.identity()
+        await pin_beacon(database, identity.genesis_validators_root, identity.time)
+        beacon.expect(identity)
+        yield beacon, identity.time
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What can be read with these settings. What is not configured is None, and its streams are not there (C11)."""
+
+    chain: ExecutionChain
+    streams: tuple[Stream, ...]
+    discovery: Discovery | None
+    time: ChainTime | None
+    resolver: Resolver | None
+    pools: Mapping[Upstream, Pool]
+
+
+class Pool(Protocol):
+    """The nodes of one upstream."""
+
+    def memories(self) -> list[NodeMemory]: ...
+
+
+@asynccontextmanager
+async def open_sources(settings: Settings, database: Database, clock: ServiceClock) -> AsyncIterator[Sources]:
+    """Every stream that is configured, live and replay alike."""
+    async with AsyncExitStack() as stack:
+        chain = await stack.enter_async_context(open_chain(settings, database))
+        pools: dict[Upstream, Pool] = {"execution": chain}
+        poll_s = settings.execution.poll_interval_s
+        streams = [logs_stream(chain, _pace(settings, poll_s))]
+        resolver = discovery = time = None
+        if settings.reports.gateways and settings.contracts.lazy_oracles:
+            files = await stack.enter_async_context(open_files(settings))
+            files.recall(await nodes.recalled(database, "ipfs"))
+            pools["ipfs"] = files
+            simulation = chain if settings.reports.simulate == "on" else None
+            resolver = Resolver(Outbox(database), files, settings.reports.poll_interval_s, simulation)
+            oracles = settings.contracts.lazy_oracles
+            streams.append(reports_stream(chain, oracles, _pace(settings, settings.reports.poll_interval_s)))
+        if settings.beacon.urls:
+            beacon, time = await stack.enter_async_context(open_beacon(settings, database, clock))
+            pools["beacon"] = beacon
+            beacon_poll_s = settings.beacon.poll_interval_s
+            discovery = Discovery(beacon, chain, database, time, beacon_poll_s)
+            streams += staking_streams(chain, beacon, database, discovery, time, clock.now_s, poll_s=beacon_poll_s)
+        yield Sources(chain, tuple(streams), discovery, time, resolver, pools)
+
+
+async def keep_nodes(database: Database, pools: Mapping[Upstream, Pool]) -> None:
+    """Tells the database what changes about the nodes, every few seconds and when it is cancelled."""
+    told: dict[Upstream, list[NodeMemory]] = {}
+
+    async def tell() -> None:
+        for upstream in UPSTREAMS:
+            memories = pools[upstream].memories() if upstream in pools else []
+            lasting = [_lasting(memory) for memory in memories]
+            if told.get(upstream) != lasting:
+                await nodes.remember(database, upstream, memories)
+                told[upstream] = lasting
+
+    try:
+        while True:
+            with contextlib.suppress(DatabaseUnavailable):
+                await tell()
+            await asyncio.sleep(KEEP_NODES_S)
+    finally:
+        with contextlib.suppress(DatabaseUnavailable, TimeoutError):
+            async with asyncio.timeout(KEEP_NODES_S):
+                await tell()
+
+
+@asynccontextmanager
+async def keeping_limits(database: Database, pools: Mapping[Upstream, Pool]) -> AsyncIterator[None]:
+    """Keeps at the end what was learned of the nodes' limits, beside the process that watches."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(DatabaseUnavailable):
+            for upstream, pool in pools.items():
+                await nodes.remember_limits(database, upstream, pool.memories())
+
+
+def _lasting(memory: NodeMemory) -> NodeMemory:
+    """What is worth writing: not that time goes by, nor every small step of a rate."""
+    rate = memory.requests_per_s
+    return replace(memory, since_s=0.0, requests_per_s=None if rate is None else float(f"{rate:.1g}"))
+
+
+def socket_heads(settings: Settings) -> list[NewHeads]:
+    """The nodes that announce new heads, as a hint to look sooner."""
+    return [NewHeads(url.get_secret_value()) for url in settings.execution.websocket_urls]
+
+
+def switched_off(settings: Settings) -> dict[str, tuple[str, ...]]:
+    """What is not configured, by the setting that is missing, and the event types that will therefore never come."""
+    off: dict[str, tuple[str, ...]] = {}
+    if not settings.beacon.urls:
+        off["beacon.urls"] = EPOCH_EVENT_TYPES
+    if not settings.reports.gateways:
+        off["reports.gateways"] = (ReportUpdateAvailable.event_type,)
+    elif not settings.contracts.lazy_oracles:
+        off["contracts.lazy_oracles"] = (ReportUpdateAvailable.event_type,)
+    return off
+
+
+async def locator_problem(settings: Settings, chain: ExecutionChain) -> str | None:
+    """Why the oracle that the protocol names now is not one of the configured ones; None when it is, or cannot be told.
+
+    `lazyOracle()` of the LidoLocator. A disagreement is told loudly and changes nothing: what is configured decides, so
+    that a replay over an upgrade stays the same (C6).
+    """
+    contracts = settings.contracts
+    if contracts.lido_locator is None or not contracts.lazy_oracles:
+        return None
+    answer = await chain.call(contracts.lido_locator, LAZY_ORACLE_SELECTOR)
+    if isinstance(answer, Reverted) or len(answer) != 32:
+        return f"the contract at contracts.lido_locator ({checksum(contracts.lido_locator)}) is not a LidoLocator"
+    if (named := Address(answer[12:])) in contracts.lazy_oracles:
+        return None
+    return (
+        f"the protocol publishes its reports through {checksum(named)} now, which is not in contracts.lazy_oracles: "
+        "add it, and keep the old one so that replays stay the same"
+    )
+
+
+def report_cache(settings: Settings) -> Path:
+    """Where verified files of reports are kept, so that a replay needs no network."""
+    return settings.directory / "reports"
+
+
+def open_files(settings: Settings) -> IpfsClient:
+    """The files of reports: from the cache, or from a gateway that has them."""
+    urls = [url.get_secret_value() for url in settings.reports.gateways]
+    return IpfsClient(urls, guard=Guard(url_rules(settings)), cache_dir=report_cache(settings))
+
+
+def _pace(settings: Settings, poll_s: float) -> Pace:
+    execution = settings.execution
+    sparse = execution.headers == "edges"
+    return Pace(execution.span_blocks, execution.max_range_blocks if sparse else execution.span_blocks, poll_s)
+
+
+def head_policy(settings: Settings) -> HeadPolicy:
+    """Up to which block is read (C1)."""
+    try:
+        return HeadPolicy.parse(settings.execution.head)
+    except InputError as error:
+        raise ConfigError(f"execution.head: {error}") from None
