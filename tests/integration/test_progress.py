@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import structlog
 
-from vaultevents.cli import console
-from vaultevents.cli.console import SpanProgress
+from vaultevents.cli import progress
+from vaultevents.cli.progress import SpanProgress
 from vaultevents.core.spans import Span
 from vaultevents.store.outbox import Committed, Cursor
 from vaultevents.telemetry import configure_logging
@@ -44,7 +44,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(console, "time", clock)
+    monkeypatch.setattr(progress, "time", clock)
     return clock
 
 

@@ -1,8 +1,8 @@
 """Several URLs of one kind of upstream: which one is asked next, and for how long one that fails is not.
 
-    question ─▶ the first node in use ─┬─ answers in time ──────────────────────────────▶ its answer
-                (lines.py: when)       ├─ is late, and the question is cheap: the next one, too; the first answer wins
-                                       └─ fails (circuits.py: for how long) ─▶ the next node, those set aside last
+question ─▶ the first node in use ─┬─ answers in time ──────────────────────────────▶ its answer
+            (lines.py: when)       ├─ is late, and the question is cheap: the next one, too; the first answer wins
+                                   └─ fails (circuits.py: for how long) ─▶ the next node, those set aside last
 """
 
 from __future__ import annotations

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
-from types import TracebackType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
 from pydantic import SecretStr
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vaultevents.cli.console import (
-    PLAIN_EVERY_S,
     ConfigOption,
     JsonOption,
     complete,
-    log,
     put_json,
     put_table,
     say,
     settings_of,
 )
+from vaultevents.cli.progress import RowProgress
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError
 from vaultevents.core.spans import Span
@@ -171,50 +166,3 @@ def _tell(found: Audit) -> None:
 
 def _counts(states: dict[str, int]) -> str:
     return ", ".join(f"{number} {state}" for state, number in sorted(states.items())) or "none"
-
-
-class RowProgress:
-    """Shows how far a long reading is: a bar with an ETA on a terminal, a log line now and then in a pipe.
-
-    `what` is read, and counted in `unit`.
-    """
-
-    def __init__(self, kind: str = "audit", what: str = "deliveries", unit: str = "rows") -> None:
-        self._kind, self._what, self._unit = kind, what, unit
-        self._console = Console(stderr=True)
-        self._begin_s = self._said_at_s = time.monotonic()
-        self._progress = Progress(
-            TextColumn(what),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("left:"),
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-        )
-        self._bar = self._progress.add_task(kind, total=None)
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._progress.stop()
-
-    def advanced(self, read: int, expected: int) -> None:
-        """Takes note of `read` out of about `expected`; until the first one the server sorts."""
-        now_s = time.monotonic()
-        if self._console.is_terminal:
-            self._progress.update(self._bar, total=expected if read else None, completed=read)
-        elif read == 0:
-            self._begin_s = self._said_at_s = now_s
-            log.info(f"{self._kind}_started", **{self._what: expected})
-        elif now_s - self._said_at_s >= PLAIN_EVERY_S:
-            self._said_at_s = now_s
-            left_s = round((expected - read) * (now_s - self._begin_s) / read)
-            counts = {f"done_{self._unit}": read, f"of_{self._unit}": expected}
-            log.info("progress", kind=self._kind, **counts, left_s=left_s)

@@ -8,35 +8,19 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, Self, TextIO, TypeVar
+from typing import Annotated, Any, TextIO, TypeVar
 
 import structlog
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
 
 from vaultevents import config
 from vaultevents.config import Settings
 from vaultevents.core.errors import ConfigError, InputError, OperatorError
 from vaultevents.core.retries import parse_schedule
 from vaultevents.telemetry import configure_logging
-from vaultevents.watch.watcher import Advanced
 
 log = structlog.get_logger("cli")
 
@@ -53,7 +37,6 @@ ConfigOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer with one JSON object, the last line of stdout.")]
 
-PLAIN_EVERY_S = 5.0
 DAY_S = 24 * 3600
 
 
@@ -176,80 +159,3 @@ def put_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str)
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
     for row in (columns, *cells):
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-@dataclass(frozen=True, slots=True)
-class _Begin:
-    """When a cursor was first seen, and how many of its blocks were done then."""
-
-    at_s: float
-    done: int
-
-
-class RateColumn(ProgressColumn):
-    """How many a second, of late."""
-
-    def render(self, task: Task) -> Text:
-        return Text("–" if task.speed is None else f"{task.speed:,.0f}")
-
-
-class SpanProgress:
-    """Shows how far backfills and replays are: bars with an ETA on a terminal, a log line now and then in a pipe."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._bars: dict[int, TaskID] = {}
-        self._begins: dict[int, _Begin] = {}
-        self._said_at_s = time.monotonic()
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            RateColumn(),
-            TextColumn("blocks/s, left:"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-
-    def __enter__(self) -> Self:
-        if self._terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._terminal:
-            self._progress.stop()
-
-    def advanced(self, step: Advanced) -> None:
-        """Takes note of one committed span; a live cursor has no end and is not shown."""
-        cursor = step.cursor
-        if cursor.stop is None:
-            return
-        total, done = cursor.stop - cursor.first + 1, cursor.position - cursor.first + 1
-        if self._terminal:
-            self._move_bar(cursor.id, cursor.kind, done, total)
-            return
-        now_s = time.monotonic()
-        begin = self._begins.setdefault(cursor.id, _Begin(now_s, done))
-        if now_s - self._said_at_s >= PLAIN_EVERY_S and begin.done < done < total:
-            self._said_at_s = now_s
-            blocks_per_s = (done - begin.done) / (now_s - begin.at_s)
-            log.info(
-                "progress",
-                kind=cursor.kind,
-                first=cursor.first,
-                last=cursor.stop,
-                done_blocks=done,
-                of_blocks=total,
-                percent=100 * done // total,
-                blocks_per_s=round(blocks_per_s, 1),
-                left_s=round((total - done) / blocks_per_s),
-            )
-
-    def _move_bar(self, cursor_id: int, kind: str, done: int, total: int) -> None:
-        if cursor_id not in self._bars:  # what an earlier process did must not count into the speed
-            self._bars[cursor_id] = self._progress.add_task(kind, total=total, completed=done)
-        self._progress.update(self._bars[cursor_id], completed=done, visible=done < total)

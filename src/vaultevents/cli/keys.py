@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Self
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from vaultevents.cli.console import (
-    PLAIN_EVERY_S,
     ConfigOption,
     JsonOption,
     complete,
-    log,
     put_json,
     say,
     settings_of,
 )
+from vaultevents.cli.progress import RowProgress
 from vaultevents.config import NEW_KEY_VARIABLE, Settings
 from vaultevents.core.errors import InputError
 from vaultevents.core.sealing import NONCE_BYTES, MasterKey, parse_master_key
@@ -74,40 +69,8 @@ async def _rotated(settings: Settings, text: str | None, file: Path | None) -> t
         return read_key_file(file, previous, advice="make one with 'openssl rand -base64 32', mode 0600")
 
     async with open_rotation(settings, new_key if text or file else None) as rotation:
-        with ResealProgress() as progress:
+        with RowProgress("rotation", "secrets") as progress:
             rows = await reseal(
                 rotation.database, rotation.key, lambda: secrets.token_bytes(NONCE_BYTES), progress.advanced
             )
     return rotation.key, rows, None if rotation.former is None else put_away_former_key(rotation.former)
-
-
-class ResealProgress:
-    """Shows how far it is: a bar with an ETA on a terminal, a log line now and then in a pipe."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._begin_s = self._said_at_s = time.monotonic()
-        columns = TextColumn("secrets"), BarColumn(), MofNCompleteColumn(), TextColumn("left:"), TimeRemainingColumn()
-        self._progress = Progress(*columns, console=self._console, transient=True)
-        self._bar = self._progress.add_task("secrets", total=None)
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._progress.stop()
-
-    def advanced(self, done: int, total: int) -> None:
-        """Takes note of `done` rows out of `total`."""
-        now_s = time.monotonic()
-        if self._console.is_terminal:
-            self._progress.update(self._bar, total=total, completed=done)
-        elif now_s - self._said_at_s >= PLAIN_EVERY_S:
-            self._said_at_s = now_s
-            left_s = round((total - done) * (now_s - self._begin_s) / done)
-            log.info("progress", kind="rotation", done_rows=done, of_rows=total, left_s=left_s)

@@ -17,7 +17,6 @@ import typer
 from vaultevents.cli.console import (
     ConfigOption,
     JsonOption,
-    SpanProgress,
     complete,
     one_of,
     put_json,
@@ -29,6 +28,7 @@ from vaultevents.cli.console import (
 )
 from vaultevents.cli.dispatchers import dispatchers, tell_counts
 from vaultevents.cli.estimate import Estimate, estimate
+from vaultevents.cli.progress import SpanProgress
 from vaultevents.config import DEFAULT_FILE, NETWORKS, Settings, chosen_file
 from vaultevents.core.errors import ConfigError, InputError, OperatorError
 from vaultevents.core.spans import Span

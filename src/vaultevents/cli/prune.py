@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from vaultevents.cli.audit import RowProgress
 from vaultevents.cli.console import ConfigOption, JsonOption, complete, put_json, say, settings_of
+from vaultevents.cli.progress import RowProgress
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError
 from vaultevents.opening.database import open_store

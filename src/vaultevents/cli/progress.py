@@ -1,0 +1,151 @@
+"""How far a long work is: a bar with an ETA on a terminal, plain lines in a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from vaultevents.cli.console import log
+from vaultevents.watch.watcher import Advanced
+
+PLAIN_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """When a cursor was first seen, and how many of its blocks were done then."""
+
+    at_s: float
+    done: int
+
+
+class RateColumn(ProgressColumn):
+    """How many a second, of late."""
+
+    def render(self, task: Task) -> Text:
+        return Text("–" if task.speed is None else f"{task.speed:,.0f}")
+
+
+class SpanProgress:
+    """Shows how far backfills and replays are: bars with an ETA on a terminal, a log line now and then in a pipe."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._bars: dict[int, TaskID] = {}
+        self._begins: dict[int, _Begin] = {}
+        self._said_at_s = time.monotonic()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            RateColumn(),
+            TextColumn("blocks/s, left:"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+
+    def __enter__(self) -> Self:
+        if self._terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._terminal:
+            self._progress.stop()
+
+    def advanced(self, step: Advanced) -> None:
+        """Takes note of one committed span; a live cursor has no end and is not shown."""
+        cursor = step.cursor
+        if cursor.stop is None:
+            return
+        total, done = cursor.stop - cursor.first + 1, cursor.position - cursor.first + 1
+        if self._terminal:
+            self._move_bar(cursor.id, cursor.kind, done, total)
+            return
+        now_s = time.monotonic()
+        begin = self._begins.setdefault(cursor.id, _Begin(now_s, done))
+        if now_s - self._said_at_s >= PLAIN_EVERY_S and begin.done < done < total:
+            self._said_at_s = now_s
+            blocks_per_s = (done - begin.done) / (now_s - begin.at_s)
+            log.info(
+                "progress",
+                kind=cursor.kind,
+                first=cursor.first,
+                last=cursor.stop,
+                done_blocks=done,
+                of_blocks=total,
+                percent=100 * done // total,
+                blocks_per_s=round(blocks_per_s, 1),
+                left_s=round((total - done) / blocks_per_s),
+            )
+
+    def _move_bar(self, cursor_id: int, kind: str, done: int, total: int) -> None:
+        if cursor_id not in self._bars:  # what an earlier process did must not count into the speed
+            self._bars[cursor_id] = self._progress.add_task(kind, total=total, completed=done)
+        self._progress.update(self._bars[cursor_id], completed=done, visible=done < total)
+
+
+class RowProgress:
+    """Shows how far a long reading is: a bar with an ETA on a terminal, a log line now and then in a pipe.
+
+    `what` is read, and counted in `unit`.
+    """
+
+    def __init__(self, kind: str = "audit", what: str = "deliveries", unit: str = "rows") -> None:
+        self._kind, self._what, self._unit = kind, what, unit
+        self._console = Console(stderr=True)
+        self._begin_s = self._said_at_s = time.monotonic()
+        self._progress = Progress(
+            TextColumn(what),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("left:"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._bar = self._progress.add_task(kind, total=None)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._progress.stop()
+
+    def advanced(self, read: int, expected: int) -> None:
+        """Takes note of `read` out of about `expected`; until the first one the server sorts."""
+        now_s = time.monotonic()
+        if self._console.is_terminal:
+            self._progress.update(self._bar, total=expected if read else None, completed=read)
+        elif read == 0:
+            self._begin_s = self._said_at_s = now_s
+            log.info(f"{self._kind}_started", **{self._what: expected})
+        elif now_s - self._said_at_s >= PLAIN_EVERY_S:
+            self._said_at_s = now_s
+            left_s = round((expected - read) * (now_s - self._begin_s) / read)
+            counts = {f"done_{self._unit}": read, f"of_{self._unit}": expected}
+            log.info("progress", kind=self._kind, **counts, left_s=left_s)
