@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vaultevents.chain.refusals import RangeSize, Refusal, allowed_blocks, classify, limits_blocks
+from vaultevents.chain.refusals import RangeSize, Refusal, allowed_blocks, classify, limits_blocks, told_pause_s
 
 pytestmark = pytest.mark.integration
 
@@ -133,6 +133,22 @@ def test_a_limit_on_logs_is_known_by_its_words(code: int, message: str, blocks: 
 @pytest.mark.parametrize(("code", "message", "kind"), OTHER_WORDS)
 def test_what_is_not_a_limit_on_logs_is_not_taken_for_one(code: int, message: str, kind: Refusal) -> None:
     assert classify(code, message) is kind
+
+
+@pytest.mark.parametrize(
+    ("answer", "pause_s"),
+    [
+        (b'{"error":{"code":-32005,"data":{"rate":{"allowed_rps":50,"backoff_seconds":30,"current_rps":52.3}}}}', 30.0),
+        (b'{"error":{"code":-32005,"data":{"current_rps": 13.333, "backoff_seconds": 2.5}}}', 2.5),
+        (b'{"error":{"data":{"rate":{"allowed_rps":50,"backoff_seconds":0}}}}', 0.0),
+        (b'{"error":{"data":{"backoff_seconds":-5}}}', 0.0),
+        (b'{"error":{"data":{"backoff_seconds":"soon"}}}', 0.0),
+        (b"x" * 5000 + b'"backoff_seconds":30', 0.0),
+        (b"too many requests", 0.0),
+    ],
+)
+def test_the_pause_that_an_answer_asks_for_in_its_own_words(answer: bytes, pause_s: float) -> None:
+    assert told_pause_s(answer) == pause_s
 
 
 def test_a_limit_on_blocks_is_told_from_one_on_what_is_in_them() -> None:

@@ -164,12 +164,16 @@ async def test_who_would_wait_long_for_the_pace_of_one_node_asks_another(made: W
         assert second.exchanges >= 17
 
 
-@pytest.mark.parametrize("told", ["seconds", "date", "nothing"])
+@pytest.mark.parametrize("told", ["seconds", "date", "body", "nothing"])
 async def test_a_refused_rate_holds_the_whole_node_and_others_are_asked_meanwhile(made: World, told: str) -> None:
     first, second = Moody(made.chain), ExecutionServer(made.chain)
     until = datetime.now(UTC) + timedelta(seconds=2)
     hint = {"seconds": "1", "date": format_datetime(until, usegmt=True)}.get(told)
-    first.mood = lambda: web.Response(status=429, headers={} if hint is None else {"retry-after": hint})
+    rate = {"allowed_rps": 5} | ({"backoff_seconds": 2} if told == "body" else {})
+    refusal = {"code": -32005, "message": "project ID request rate exceeded", "data": {"rate": rate}}
+    body = {"jsonrpc": "2.0", "id": 1, "error": refusal}  # as Infura says it
+    headers = {} if hint is None else {"retry-after": hint}
+    first.mood = lambda: web.json_response(body, status=429, headers=headers)
     async with started(first, second) as urls, chain_of(urls) as chain:
         found = await asyncio.gather(*(chain.header(number) for number in range(1, 9)))
         assert [header.number for header in found] == list(range(1, 9))
@@ -182,7 +186,8 @@ async def test_a_refused_rate_holds_the_whole_node_and_others_are_asked_meanwhil
         (held, _) = chain.memories()
         assert (held.state, held.problem) == ("open", held.problem)
         assert held.problem is not None and held.problem.startswith("limits the rate of requests for")
-        await asyncio.sleep({"seconds": 1.0, "date": 2.0, "nothing": 0.5}[told])
+        assert told != "body" or held.problem.endswith("for 2 s")
+        await asyncio.sleep({"seconds": 1.0, "date": 2.0, "body": 2.0, "nothing": 0.5}[told])
         await chain.header(10)
         assert first.exchanges == refused + 1
         assert [memory.state for memory in chain.memories()] == ["closed", "closed"]

@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 
 from vaultevents.chain.lines import Line, Passing, RateLimited, TooSlow
-from vaultevents.chain.refusals import RangeSize, Refusal, classify
+from vaultevents.chain.refusals import RangeSize, Refusal, classify, told_pause_s
 from vaultevents.chain.urls import scrub
 from vaultevents.core.errors import NodeFault, RangeTooLarge, SourceUnavailable
 from vaultevents.core.retries import retry_after_s
@@ -94,6 +94,11 @@ class _Exchange:
     retry_after_s: float
     content: bytearray | None  # None when it was more than the cap
 
+    @property
+    def pause_s(self) -> float:
+        """What the node asks for, should it have refused: the header counts, else its own words."""
+        return self.retry_after_s or told_pause_s(self.content or b"")
+
 
 _REPLIES = msgspec.json.Decoder(list[_Reply] | _Reply)
 
@@ -158,11 +163,11 @@ class RpcNode:
         if exchange.content is None or exchange.status == 413:
             return self._too_large(calls)
         if exchange.status == 429:
-            raise RateLimited(self.name, "HTTP status 429", exchange.retry_after_s)
+            raise RateLimited(self.name, "HTTP status 429", exchange.pause_s)
         replies = self._replies(exchange, batch=len(calls) > 1)
         if isinstance(replies, _Split):
             return replies
-        return self._matched(calls, ids, replies, exchange.retry_after_s)
+        return self._matched(calls, ids, replies, exchange)
 
     async def _post(self, body: bytes) -> _Exchange:
         problem: SourceUnavailable
@@ -228,12 +233,12 @@ class RpcNode:
                 return RpcFailure(error.code, scrub(_words(error), self._url), data)
 
     def _matched(
-        self, calls: Sequence[Call], ids: Sequence[int], replies: Sequence[_Reply], pause_s: float
+        self, calls: Sequence[Call], ids: Sequence[int], replies: Sequence[_Reply], exchange: _Exchange
     ) -> list[Answer] | _Split:
         failures = {at: failure for at, reply in enumerate(replies) if (failure := self._failure(reply))}
         refusals = {failure.refusal: failure for failure in failures.values()}
         if Refusal.RATE in refusals:
-            raise RateLimited(self.name, str(refusals[Refusal.RATE]), pause_s)
+            raise RateLimited(self.name, str(refusals[Refusal.RATE]), exchange.pause_s)
         if Refusal.BATCH in refusals and len(calls) > 1:
             return _Split.CALLS
         if len(replies) == 1 and len(calls) == 1 and replies[0].id is None and failures:

@@ -54,6 +54,8 @@ _LIMIT = re.compile(
     r"|smaller than size|distance)[^\d\[]{0,40}?(\d[\d,.]{0,14})\s?(k\b)?",
     re.IGNORECASE,
 )
+_PAUSE_WITHIN_BYTES = 4096
+_PAUSE = re.compile(rb'"backoff_seconds"\s*:\s*(\d{1,6}(?:\.\d{1,6})?)')
 
 
 def classify(code: int, message: str) -> Refusal:
@@ -79,6 +81,12 @@ def allowed_blocks(message: str) -> int | None:
         return int(compared[2])
     numbers = [int(re.sub(r"[,.]", "", n)) * (1000 if k else 1) for n, k in _LIMIT.findall(message)]
     return min((number for number in numbers if number > 0), default=None)
+
+
+def told_pause_s(answer: bytes | bytearray) -> float:
+    """For how long an answer about a rate asks to be left alone, in seconds; 0 where it does not say (Infura does)."""
+    told = _PAUSE.search(answer[:_PAUSE_WITHIN_BYTES])
+    return float(told[1]) if told else 0.0
 
 
 def limits_blocks(message: str) -> bool:
