@@ -44,7 +44,7 @@ from vaultevents.watch.watcher import run
 
 BLOCKS, LOGS, VAULTS, WEBHOOKS = 100_000, 20_000, 500, 2
 LATENCIES_MS = (0, 50)
-ROUNDS = 3
+ROUNDS = 5
 LONGER = 10
 CONNECTIONS = 8  # as many requests as a backfill has under way
 HEADERS_AT_ONCE = 100

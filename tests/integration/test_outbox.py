@@ -362,9 +362,9 @@ async def test_a_stored_row_is_compared_in_its_own_encoding(
 
     box = await simple_world(any_database)
     await commit(box, funding(1))
+    monkeypatch.setattr(events, "encode", newer)
     for module in (events, outbox):
-        monkeypatch.setattr(module, "encode", newer)
-    monkeypatch.setattr(outbox, "ENCODING", 2)
+        monkeypatch.setattr(module, "ENCODING", 2)
     assert await replay(box, 1, 1, funding(1), funding(2)) == Committed(inserted=1, identical=1)
     stored = await rows(any_database, "select encoding, body from events order by seq")
     assert [(row["encoding"], b"Vault funded" in row["body"]) for row in stored] == [(1, False), (2, True)]

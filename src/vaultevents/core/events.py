@@ -217,6 +217,10 @@ class Event:
     def event_type(self) -> str:
         return self.observation.payload.event_type
 
+    def body_in(self, encoding: int) -> bytes:
+        """The body as a row of that encoding has it (E16)."""
+        return self.body if encoding == ENCODING else encode(self, encoding)
+
 
 def project(observation: Observation, registry: Registry) -> list[Event]:
     """The events of one observation: one for each registered vault that it belongs to at its moment (E12, C7)."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vaultevents.core.events import Event, FundingReceived, WithdrawalClaimed, encode
+from vaultevents.core.events import Event, FundingReceived, WithdrawalClaimed
 from vaultevents.core.reports import ReportLog
 from vaultevents.core.spans import Span
 from vaultevents.store.pool import Connection
@@ -162,7 +162,7 @@ def _is_same(row: Any, event: Event) -> bool:
     seen = event.observation
     columns = (event.owner.vault_id, event.event_type, seen.block, seen.at_ms)
     stored = (row["vault_id"], row["event_type"], row["block_number"], row["created_at_ms"])
-    return columns == stored and encode(event, row["encoding"]) == row["body"]
+    return columns == stored and event.body_in(row["encoding"]) == row["body"]
 
 
 def _told(log: ReportLog) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from vaultevents.core.errors import DatabaseUnavailable, InputError
-from vaultevents.core.events import ENCODING, Event, encode
+from vaultevents.core.events import ENCODING, Event
 from vaultevents.core.registry import Registry
 from vaultevents.core.reports import ReportLog
 from vaultevents.core.spans import Span
@@ -239,7 +239,7 @@ async def _store(
     if back := [first[key] for key, row in rows.items() if row["orphaned_at"] is not None]:
         await forks.revive(connection, back)
         rows = await _stored(connection, others)
-    unlike = [one for one in others if encode(one, rows[_key(one)]["encoding"]) != rows[_key(one)]["body"]]
+    unlike = [one for one in others if one.body_in(rows[_key(one)]["encoding"]) != rows[_key(one)]["body"]]
     different = tuple(event.id for event in unlike if not rows[_key(event)]["near_head"])
     return Committed(len(stored), len(others) - len(unlike), different, len(unlike) - len(different))
 
