@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from typing import Literal
-from uuid import uuid4
 
 import pytest
 from hypothesis import settings
 
+from store_stories import fresh_schema
 from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
-from vaultevents.store.pool import Database, open_database
+from vaultevents.store.pool import Database
 
 settings.register_profile("shared machine", deadline=None)  # a neighbour's work is no failure of ours
 settings.load_profile("shared machine")
@@ -62,13 +61,3 @@ async def any_database(any_postgres: ServerAddress) -> AsyncIterator[Database]:
     """A schema of its own on each supported server in turn."""
     async with fresh_schema(any_postgres) as opened:
         yield opened
-
-
-@asynccontextmanager
-async def fresh_schema(address: ServerAddress) -> AsyncIterator[Database]:
-    """Opens a database on a new schema and closes it again."""
-    opened = await open_database(address.connect_kwargs(), schema=f"t_{uuid4().hex}")
-    try:
-        yield opened
-    finally:
-        await opened.close()

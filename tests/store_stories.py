@@ -216,6 +216,16 @@ async def shift_clock(database: Database, seconds: float) -> None:
 
 
 @asynccontextmanager
+async def fresh_schema(address: ServerAddress) -> AsyncIterator[Database]:
+    """Opens a database on a new schema and closes it again."""
+    opened = await open_database(address.connect_kwargs(), schema=f"t_{uuid4().hex}")
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+@asynccontextmanager
 async def own_database(server: ServerAddress, pool_size: int = 8) -> AsyncIterator[Database]:
     """A database, not only a schema: NOTIFY and pg_stat_activity then concern nobody else."""
     name = f"d_{uuid4().hex}"

@@ -25,8 +25,7 @@ from schemathesis.core.result import Ok
 from schemathesis.core.transport import Response
 
 from api_worlds import Api, Customer, running_api
-from conftest import fresh_schema
-from store_stories import commit, funding, live_at, settlement, take
+from store_stories import commit, fresh_schema, funding, live_at, settlement, take
 from vaultevents.api.problems import CODES
 from vaultevents.store.deliveries import settle
 from vaultevents.store.embedded import ServerAddress

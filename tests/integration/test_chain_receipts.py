@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rlp
 from eth_hash.auto import keccak
 
 import evm
-from vaultevents.chain import trie
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
 from vaultevents.chain.receipts import header_hash
 from vaultevents.chain.trie import list_root
@@ -173,12 +171,6 @@ async def test_a_header_that_does_not_hash_to_its_block_proves_nothing_so_the_bl
 def test_the_root_of_a_list_is_that_of_another_implementation(size: int) -> None:
     values = [keccak(bytes([at % 7])) * (at % 5 + 1) if at % 3 else bytes([at % 256]) for at in range(size)]
     assert list_root(values) == ordered_root(values)
-
-
-@pytest.mark.parametrize("size", [0, 1, 55, 56, 255, 256, 65_536])
-def test_rlp_is_that_of_the_library(size: int) -> None:
-    item = [b"\x7f" * size, b"\x00", b"\x80", [b"a"] * (size % 500), []]
-    assert trie.rlp(item) == rlp.encode(item)
 
 
 @pytest.mark.anvil

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conftest import fresh_schema
 from staking_worlds import due, staking_of, staking_world
+from store_stories import fresh_schema
 from vaultevents.core.spans import Span
 from vaultevents.devnet.beaconapi import BeaconServer
 from vaultevents.store.embedded import ServerAddress

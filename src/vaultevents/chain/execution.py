@@ -17,7 +17,7 @@ from vaultevents.chain import proofs, wire, withdrawals
 from vaultevents.chain.heads import BEHIND_S, Heads
 from vaultevents.chain.jsonrpc import Answer, Call, Patience, RpcFailure, RpcNode
 from vaultevents.chain.lines import Counters
-from vaultevents.chain.parts import Terms, header_call, read_block
+from vaultevents.chain.parts import Terms, block_told, header_call, read_block
 from vaultevents.chain.receipts import Derived, derive_span
 from vaultevents.chain.refusals import RangeSize
 from vaultevents.chain.spanlogs import LogRange, read_span
@@ -218,9 +218,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
             answers = await node.ask([header_call(number) for number in numbers])
             found: dict[int, Header] = {}
             for number, answer in zip(numbers, answers, strict=True):
-                if isinstance(answer, RpcFailure):
-                    raise SourceUnavailable(node.name, f"cannot give block {number}: {answer}")
-                block = wire.block(node.name, answer, number=number)
+                block = wire.block(node.name, block_told(node, number, answer), number=number)
                 if block is not None:
                     found[number] = block.header
             return found

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+import msgspec
+
 from vaultevents.chain import proofs, wire
 from vaultevents.chain.jsonrpc import Answer, Call, RpcFailure, RpcNode
 from vaultevents.chain.lines import Behind, Counters, of_any_machine
@@ -120,10 +122,20 @@ def read_logs(node: RpcNode, answer: Answer, span: Span, topics: Sequence[Hash32
 
 
 def read_block(node: RpcNode, number: int, answer: Answer, *, with_transactions: bool = False) -> wire.Block:
-    """What `header_call` asked for; a node that does not have the block is unavailable for this question."""
+    """What `header_call` asked for, of a block that must be there."""
+    told = block_told(node, number, answer)
+    return must_have(node, number, wire.block(node.name, told, number=number, with_transactions=with_transactions))
+
+
+def block_told(node: RpcNode, number: int, answer: Answer) -> msgspec.Raw:
+    """The answer about one block; a node that gives none is unavailable for this question."""
     if isinstance(answer, RpcFailure):
         raise SourceUnavailable(node.name, f"cannot give block {number}: {answer}")
-    found = wire.block(node.name, answer, number=number, with_transactions=with_transactions)
+    return answer
+
+
+def must_have(node: RpcNode, number: int, found: T | None) -> T:
+    """What a node told of a block, None when it does not have it: then another one, or another machine, is asked."""
     if found is None:
         raise Behind(node.name, f"does not have block {number}: it lags behind, or has pruned it")
     return found

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import rlp
 from eth_hash.auto import keccak
 
 from vaultevents.chain import proofs, wire
 from vaultevents.chain.jsonrpc import Answer, Call, RpcFailure, RpcNode
 from vaultevents.chain.parts import chunks, full_call, header_call, read_block
-from vaultevents.chain.trie import list_root, minimal, rlp
+from vaultevents.chain.trie import list_root
 from vaultevents.chain.wire import Sighting
 from vaultevents.core.errors import NodeFault, RangeTooLarge, SourceUnavailable
 from vaultevents.core.logs import REPORT_UPDATED, TOPICS, Header, Log, bloom_may_hold, bloom_of
@@ -211,13 +212,13 @@ def header_hash(fields: Mapping[str, Any]) -> bytes | None:
     """Keccak of the RLP of all fields that a header had up to now; None where one of them is missing or malformed."""
     later = next((at for at, name in enumerate(_LATER) if fields.get(name) is None), len(_LATER))
     try:
-        return keccak(rlp([_item(name, fields[name]) for name in (*_FIRST, *_LATER[:later])]))
+        return keccak(rlp.encode([_item(name, fields[name]) for name in (*_FIRST, *_LATER[:later])]))
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def _item(name: str, text: str) -> bytes:
-    return minimal(int(text, 16)) if name in _NUMBERS else bytes.fromhex(text[2:])
+def _item(name: str, text: str) -> int | bytes:
+    return int(text, 16) if name in _NUMBERS else bytes.fromhex(text[2:])
 
 
 def _receipts_call(block_hash: Hash32) -> Call:
@@ -251,12 +252,12 @@ def _encoded(receipt: _WireReceipt, logs: Sequence[Sighting]) -> bytes | None:
     """The receipt as it is hashed; None for one of a kind or form that is not known here (EIP-2718)."""
     try:
         kind, gas = int(receipt.type, 16), int(receipt.cumulative_gas_used, 16)
-        outcome = minimal(int(receipt.status, 16)) if receipt.status else bytes.fromhex((receipt.root or "")[2:])
+        outcome = int(receipt.status, 16) if receipt.status else bytes.fromhex((receipt.root or "")[2:])
         bloom = bytes.fromhex(receipt.logs_bloom[2:])
     except ValueError:
         return None
     if kind not in KNOWN_TYPES:
         return None
     entries = [[one.log.address, list(one.log.topics), one.log.data] for one in logs]
-    payload = rlp([outcome, minimal(gas), bloom, entries])
+    payload: bytes = rlp.encode([outcome, gas, bloom, entries])
     return bytes([kind]) * (kind > 0) + payload

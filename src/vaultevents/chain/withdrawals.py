@@ -12,8 +12,8 @@ from functools import partial
 
 from vaultevents.chain import wire
 from vaultevents.chain.jsonrpc import RpcFailure, RpcNode
-from vaultevents.chain.lines import Behind, of_any_machine
-from vaultevents.chain.parts import chunks, header_call, read_block, together
+from vaultevents.chain.lines import of_any_machine
+from vaultevents.chain.parts import block_told, chunks, header_call, must_have, read_block, together
 from vaultevents.chain.proofs import check_headers
 from vaultevents.core.errors import NodeFault, SourceUnavailable
 from vaultevents.core.logs import Header
@@ -122,12 +122,8 @@ async def _read(node: RpcNode, numbers: Sequence[int]) -> list[WithdrawalBlock]:
     answers = await node.ask([header_call(number) for number in numbers])
     blocks: list[WithdrawalBlock] = []
     for number, answer in zip(numbers, answers, strict=True):
-        if isinstance(answer, RpcFailure):
-            raise SourceUnavailable(node.name, f"cannot give block {number}: {answer}")
-        block = wire.withdrawal_block(node.name, answer, number=number)
-        if block is None:
-            raise Behind(node.name, f"does not have block {number}: it lags behind, or has pruned it")
-        blocks.append(block)
+        told = block_told(node, number, answer)
+        blocks.append(must_have(node, number, wire.withdrawal_block(node.name, told, number=number)))
     return blocks
 
 

@@ -217,6 +217,11 @@ class Event:
     def event_type(self) -> str:
         return self.observation.payload.event_type
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """By which it is stored once: account and id."""
+        return self.owner.account_id, self.id
+
     def body_in(self, encoding: int) -> bytes:
         """The body as a row of that encoding has it (E16)."""
         return self.body if encoding == ENCODING else encode(self, encoding)

@@ -36,26 +36,6 @@ class Comparison:
     near_head: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """How far a stream is read live, and what of it is still to be read by backfills."""
-
-    position: int
-    backfills: tuple[Span, ...]
-
-
-async def readiness(connection: Connection, stream: str) -> Readiness | None:
-    """None for a stream that was never read."""
-    rows = await connection.fetch(
-        "select kind, position, stop from cursors where stream = $1"
-        " and (kind = 'live' or (kind = 'backfill' and position < stop)) order by position",
-        stream,
-    )
-    live = [row["position"] for row in rows if row["kind"] == "live"]
-    backfills = tuple(Span(row["position"] + 1, row["stop"]) for row in rows if row["kind"] == "backfill")
-    return Readiness(live[0], backfills) if live else None
-
-
 async def compare_events(connection: Connection, span: Span, events: Sequence[Event]) -> Comparison:
     """The rows of the two contract events in `span`, against `events`: all that the chain has for the registry.
 
@@ -63,7 +43,7 @@ async def compare_events(connection: Connection, span: Span, events: Sequence[Ev
     """
     derived: dict[_Key, Event] = {}
     for event in events:
-        derived.setdefault((event.owner.account_id, event.id), event)  # a queue may emit one claim twice: first wins
+        derived.setdefault(event.key, event)  # a queue may emit one claim twice: first wins
     stored = {_key(row): row for row in await connection.fetch(_IN_SPAN, EVENT_TYPES, *_ends(span))}
     elsewhere = derived.keys() - stored.keys()  # a row in another block is no missing one, but a different one
     if elsewhere:

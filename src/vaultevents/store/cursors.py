@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from vaultevents.core.spans import Span, subtract
 from vaultevents.store.pool import Connection, Database
@@ -57,14 +58,35 @@ async def open_audit(database: Database, stream: str) -> None:
         )
 
 
-async def read_through(connection: Connection, stream: str) -> int:
-    """Up to where all of a stream is read that is registered: its live cursor, or before it an open backfill."""
-    position = await connection.fetchval(
-        "select min(position) from cursors where stream = $1"
-        " and (kind = 'live' or (kind = 'backfill' and position < stop))",
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """How far a stream is read live, and what of it is still to be read by backfills."""
+
+    position: int
+    backfills: tuple[Span, ...]
+
+    @property
+    def through(self) -> int:
+        """Up to where all of it is read that is registered."""
+        return min([self.position, *(span.first - 1 for span in self.backfills)])
+
+
+async def readiness(connection: Connection, stream: str) -> Readiness | None:
+    """None for a stream that was never read."""
+    rows = await connection.fetch(
+        "select kind, position, stop from cursors where stream = $1"
+        " and (kind = 'live' or (kind = 'backfill' and position < stop)) order by position",
         stream,
     )
-    return int(position)
+    live = [row["position"] for row in rows if row["kind"] == "live"]
+    backfills = tuple(Span(row["position"] + 1, row["stop"]) for row in rows if row["kind"] == "backfill")
+    return Readiness(live[0], backfills) if live else None
+
+
+async def read_through(connection: Connection, stream: str) -> int:
+    """Up to where all of a stream is read that is registered; -1 for one that was never read."""
+    ready = await readiness(connection, stream)
+    return -1 if ready is None else ready.through
 
 
 async def backfill(connection: Connection, stream: str, first: int, last: int | None = None) -> list[Span]:
@@ -73,10 +95,10 @@ async def backfill(connection: Connection, stream: str, first: int, last: int | 
     It ends at the live cursor at the latest; what lies beyond is read live. An audit that has passed the beginning
     goes back to it, since these blocks are to be read for more than it knew of. The registry must be locked.
     """
-    position = await connection.fetchval("select position from cursors where stream = $1 and kind = 'live'", stream)
-    if position is None:
+    ready = await readiness(connection, stream)
+    if ready is None:
         return []
-    last = position if last is None else min(last, position)
+    last = ready.position if last is None else min(last, ready.position)
     if first > last:
         return []
     await connection.execute(
@@ -85,10 +107,7 @@ async def backfill(connection: Connection, stream: str, first: int, last: int | 
         stream,
         first,
     )
-    pending = await connection.fetch(
-        "select position, stop from cursors where stream = $1 and kind = 'backfill' and position < stop", stream
-    )
-    gaps = subtract(Span(first, last), [Span(row["position"] + 1, row["stop"]) for row in pending])
+    gaps = subtract(Span(first, last), ready.backfills)
     for gap in gaps:
         await connection.execute(
             "insert into cursors (stream, kind, first, position, stop) values ($1, 'backfill', $2::bigint, $2 - 1, $3)",

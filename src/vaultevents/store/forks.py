@@ -143,7 +143,7 @@ async def revive(connection: Connection, events: Collection[Event]) -> None:
     again, or parked or cancelled where its webhook was switched off or deleted meanwhile. To whom an event goes was
     decided when it was first stored, and stays. The feed shows it again, as one that was committed now.
     """
-    by_key = {(event.owner.account_id, event.id): event for event in events}
+    by_key = {event.key: event for event in events}
     rows = await connection.fetch(
         "select e.seq, e.account_id, e.id from events e join unnest($1::text[], $2::text[]) as k (account_id, id)"
         " using (account_id, id) where e.orphaned_at is not null order by e.account_id, e.id for no key update of e",

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from vaultevents.metrics import Stored, StreamFacts
+from vaultevents.store.history import APART
 from vaultevents.store.pool import Database
 
 COUNTED: Final = 10_000
-APART: Final = ("parked", "exhausted", "cancelled", "withdrawn")
 
 
 async def read(database: Database, counted: int = COUNTED) -> Stored:

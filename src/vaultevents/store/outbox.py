@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Literal
 
 from vaultevents.core.errors import DatabaseUnavailable, InputError
@@ -218,29 +219,25 @@ async def _compare(
     return await compare_events(connection, span, events)
 
 
-def _key(event: Event) -> tuple[str, str]:
-    return event.owner.account_id, event.id
-
-
 async def _store(
     connection: Connection, events: Sequence[Event], filter_revision: int, *, deliver: bool, final: int | None = None
 ) -> Committed:
     """Events and their deliveries, inside the transaction of a commit; those after block `final` may be orphaned."""
     if not events:
         return Committed()
-    ordered = sorted(events, key=_key)
-    first = {_key(event): event for event in reversed(ordered)}  # a queue may emit one claim twice: first wins
+    ordered = sorted(events, key=attrgetter("key"))
+    first = {event.key: event for event in reversed(ordered)}  # a queue may emit one claim twice: first wins
     stored = await _insert(connection, list(first.values())[::-1], filter_revision, deliver=deliver)
     if final is not None:
         await forks.mark_near(connection, stored.values(), final)
     await _fan_out(connection, [(seq, first[key]) for key, seq in stored.items()] if deliver else [])
-    others = [event for event in ordered if _key(event) not in stored or first[_key(event)] is not event]
+    others = [event for event in ordered if event.key not in stored or first[event.key] is not event]
     rows = await _stored(connection, others)
     if back := [first[key] for key, row in rows.items() if row["orphaned_at"] is not None]:
         await forks.revive(connection, back)
         rows = await _stored(connection, others)
-    unlike = [one for one in others if one.body_in(rows[_key(one)]["encoding"]) != rows[_key(one)]["body"]]
-    different = tuple(event.id for event in unlike if not rows[_key(event)]["near_head"])
+    unlike = [one for one in others if one.body_in(rows[one.key]["encoding"]) != rows[one.key]["body"]]
+    different = tuple(event.id for event in unlike if not rows[event.key]["near_head"])
     return Committed(len(stored), len(others) - len(unlike), different, len(unlike) - len(different))
 
 

@@ -6,20 +6,15 @@ has caught up it follows the finalized block.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
-import structlog
-
-from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.registry import Registry
 from vaultevents.core.spans import Span
 from vaultevents.store.cursors import open_audit, read_through
 from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.watch.source import Reading, Source
-from vaultevents.watch.watcher import pauses, run
-
-log = structlog.get_logger("watch")
+from vaultevents.watch.watcher import begun, run
 
 SPAN_S = 5
 """A span is what may be read in this time, so that the pauses between spans are short."""
@@ -51,17 +46,10 @@ class AuditSource:
 async def follow_audit(source: AuditSource, outbox: Outbox, *, step: int, poll_s: float, blocks_per_s: float) -> None:
     """Audits a stream whose live cursor is there; never ends."""
     step = max(1, min(step, round(blocks_per_s * SPAN_S)))
-    cursor = await _begin(source.stream, outbox)
+    cursor = await begun(source.stream, partial(_begin, source.stream, outbox))
     await run(source, outbox, cursor, step=step, poll_s=IDLE_POLLS * poll_s, pause_s=1 / blocks_per_s)
 
 
 async def _begin(stream: str, outbox: Outbox) -> Cursor:
-    waits = pauses()
-    while True:
-        try:
-            await open_audit(outbox.database, stream)
-            return await outbox.audit(stream)
-        except DatabaseUnavailable as error:
-            pause = next(waits)
-            log.warning("stream_waits", stream=stream, problem=str(error), retry_in_s=pause)
-            await asyncio.sleep(pause)
+    await open_audit(outbox.database, stream)
+    return await outbox.audit(stream)

@@ -24,7 +24,8 @@ from vaultevents.core.registry import Registry
 from vaultevents.core.reports import decode
 from vaultevents.core.spans import Span, next_span
 from vaultevents.core.units import Address, Hash32
-from vaultevents.store.audits import Comparison, body_digest, compare_events, compare_reports, readiness
+from vaultevents.store.audits import Comparison, body_digest, compare_events, compare_reports
+from vaultevents.store.cursors import readiness
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 from vaultevents.watch.watcher import pauses

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-import structlog
-
 from vaultevents.chain.beacon import BeaconChain
 from vaultevents.chain.execution import ExecutionChain
 from vaultevents.core.chaintime import ChainTime
-from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
 from vaultevents.core.units import Address
 from vaultevents.store.cursors import first_block, open_stream
 from vaultevents.store.outbox import Cursor, Outbox
@@ -26,10 +23,8 @@ from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.reports import ReportsSource
 from vaultevents.watch.source import Source
 from vaultevents.watch.validators import ValidatorsSource
-from vaultevents.watch.watcher import Advanced, pauses, run, run_backfills
+from vaultevents.watch.watcher import Advanced, begun, run, run_backfills
 from vaultevents.watch.withdrawals import WithdrawalsSource
-
-log = structlog.get_logger("watch")
 
 VALIDATORS_STEP_EPOCHS = 10_000
 WITHDRAWALS_STEP_EPOCHS = 8
@@ -113,8 +108,8 @@ async def follow(
 
     Live it looks for more as soon as `hint` says that there may be something new.
     """
-    cursor = await _begin(stream, outbox)
     source, poll_s = stream.source, stream.poll_s
+    cursor = await begun(source.stream, partial(_begin, stream, outbox))
     async with asyncio.TaskGroup() as group:
         live = run(source, outbox, cursor, step=stream.step, poll_s=poll_s, on_advance=on_advance, hint=hint)
         group.create_task(live)
@@ -128,15 +123,11 @@ async def follow(
 
 async def _begin(stream: Stream, outbox: Outbox) -> Cursor:
     """Where the stream goes on; at the very first start its head, with a backfill for what lies before it (C9)."""
-    name, waits = stream.source.stream, pauses()
-    while True:
-        try:
-            if (live := await outbox.live(name)) is not None:
-                return live
-            position, anchor = await stream.source.begin()
-            await open_stream(outbox.database, name, position, anchor, stream.earliest)
-        except (SourceUnavailable, DatabaseUnavailable) as error:
-            pause = next(waits)
-            tell = log.info if pause < 1 else log.warning  # discovery needs a moment at the first start
-            tell("stream_waits", stream=name, problem=str(error), retry_in_s=pause)
-            await asyncio.sleep(pause)
+    name = stream.source.stream
+    live = await outbox.live(name)
+    if live is None:
+        position, anchor = await stream.source.begin()
+        await open_stream(outbox.database, name, position, anchor, stream.earliest)
+        live = await outbox.live(name)
+    assert live is not None, "a live cursor is never removed"
+    return live

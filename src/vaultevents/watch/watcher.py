@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -126,6 +126,19 @@ def pauses() -> Iterator[float]:
     yield from BACKOFF_S
     while True:
         yield BACKOFF_S[-1]
+
+
+async def begun(stream: str, begin: Callable[[], Awaitable[Cursor]]) -> Cursor:
+    """The cursor that `begin` finds or makes, tried again for as long as an upstream or the database is away."""
+    waits = pauses()
+    while True:
+        try:
+            return await begin()
+        except (SourceUnavailable, DatabaseUnavailable) as error:
+            pause = next(waits)
+            tell = log.info if pause < 1 else log.warning  # discovery needs a moment at the first start
+            tell("stream_waits", stream=stream, problem=str(error), retry_in_s=pause)
+            await asyncio.sleep(pause)
 
 
 async def run(
