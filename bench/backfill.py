@@ -39,7 +39,7 @@ from vaultevents.store.cursors import open_stream
 from vaultevents.store.embedded import EmbeddedPostgres
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database, open_database
-from vaultevents.watch.streams import Pace, logs_stream
+from vaultevents.watch.streams import Steps, logs_stream
 from vaultevents.watch.watcher import run
 
 BLOCKS, LOGS, VAULTS, WEBHOOKS = 100_000, 20_000, 500, 2
@@ -57,7 +57,7 @@ async def ours(database: Database, url: str, blocks: int) -> float:
         await open_stream(database, "logs", blocks, block_hash(blocks))
         outbox = Outbox(database)
         (cursor,) = await outbox.backfills("logs")
-        stream = logs_stream(chain, Pace(1000, RANGE_LIMIT, 1.0))
+        stream = logs_stream(chain, Steps(1000, RANGE_LIMIT, 1.0))
         begin = time.perf_counter()
         await run(stream.source, outbox, cursor, step=stream.backfill_step, poll_s=stream.poll_s)
         return time.perf_counter() - begin

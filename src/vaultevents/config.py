@@ -6,9 +6,10 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
+from urllib.parse import urlsplit
 
 import platformdirs
 from pydantic import (
@@ -74,16 +75,22 @@ def _split(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-def _http_url(url: SecretStr) -> SecretStr:
-    if not url.get_secret_value().startswith(("http://", "https://")):
-        raise ValueError("a node's URL begins with http:// or https://")
-    return url
+def _url(whose: str, *schemes: str) -> Callable[[SecretStr], SecretStr]:
+    """A URL of one of the schemes, with a host. What is wrong with it is told without it: it may hold a key."""
 
+    def check(url: SecretStr) -> SecretStr:
+        if not url.get_secret_value().startswith(tuple(f"{scheme}://" for scheme in schemes)):
+            raise ValueError(f"a {whose}'s URL begins with {' or '.join(f'{scheme}://' for scheme in schemes)}")
+        try:
+            parts = urlsplit(url.get_secret_value())
+            usable = bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port that is no number, or half an IPv6 address
+            usable = False
+        if not usable:
+            raise ValueError(f"a {whose}'s URL has a host, and a port from 1 to 65535 where it has one")
+        return url
 
-def _socket_url(url: SecretStr) -> SecretStr:
-    if not url.get_secret_value().startswith(("ws://", "wss://")):
-        raise ValueError("a WebSocket's URL begins with ws:// or wss://")
-    return url
+    return check
 
 
 def _meant(value: Any) -> Any:
@@ -110,8 +117,8 @@ def _home(path: Path) -> Path:
         raise ValueError(f"there is no home directory {path.parts[0]}") from None
 
 
-Url = Annotated[SecretStr, AfterValidator(_http_url)]
-SocketUrl = Annotated[SecretStr, AfterValidator(_socket_url)]
+Url = Annotated[SecretStr, AfterValidator(_url("node", "http", "https"))]
+SocketUrl = Annotated[SecretStr, AfterValidator(_url("WebSocket", "ws", "wss"))]
 ContractAddress = Annotated[Address, BeforeValidator(_rule(parse_address))]
 Allowed = Annotated[AllowRule, BeforeValidator(_rule(parse_allow))]
 Cidr = Annotated[IPNetwork, BeforeValidator(_rule(parse_network))]
@@ -139,12 +146,20 @@ class ExecutionSettings(Section):
     headers: Literal["every", "edges"] = "edges"
     poll_interval_s: Seconds = 4.0
     span_blocks: int = Field(default=1000, ge=1, le=100_000)
-    max_range_blocks: int = Field(default=10_000, ge=1)
+    max_range_blocks: int = Field(default=10_000, ge=1, le=100_000)
     batch_size: int = Field(default=100, ge=1, le=1000)
     suspicion_share: float = Field(default=1.0, ge=0, le=1)
     agreement: int = Field(default=1, ge=1)
     timeout_s: Seconds = 30.0
     audit_blocks_per_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _enough_to_agree(self) -> Self:
+        if self.urls and self.agreement > len(self.urls):
+            raise ValueError(
+                f"agreement is {self.agreement}, and {len(self.urls)} nodes are configured: name more in urls"
+            )
+        return self
 
 
 class BeaconSettings(Section):
@@ -294,6 +309,11 @@ class Settings(BaseSettings):
         return directory.absolute()
 
     _as_meant = field_validator("*", mode="before")(_meant)
+
+    @property
+    def watched_oracles(self) -> tuple[Address, ...]:
+        """Whose reports are watched: nobody's where their files cannot be had."""
+        return self.contracts.lazy_oracles if self.reports.gateways else ()
 
     @model_validator(mode="after")
     def _chain_of_the_network(self) -> Self:

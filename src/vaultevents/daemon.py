@@ -35,10 +35,10 @@ from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
 from vaultevents.opening.database import Store, open_hash_key, open_store, service_clock, while_lost
 from vaultevents.opening.delivery import check_authority, operator_webhook, url_rules
+from vaultevents.opening.memory import keep_nodes
 from vaultevents.opening.sources import (
     AUDIT_OFF,
     head_policy,
-    keep_nodes,
     locator_problem,
     open_sources,
     socket_heads,

@@ -292,8 +292,10 @@ async def prove(here: Place, whole: tuple[str, ...], events: int) -> None:
     own = (await here.run("audit", "chain", *whole)).ok().json
     assert (own["ok"], own["events"]["same"], own["events"]["missing"]) == (True, events, 0)
     second = ExecutionServer(here.world.chain)
+    agreeing = {"VAULTEVENTS_EXECUTION__URLS": f"{here.url},{here.url}/2", "VAULTEVENTS_EXECUTION__AGREEMENT": "2"}
     try:
-        other = (await here.run("audit", "chain", *whole, "--second-node", f"{await second.start()}/secret")).ok()
+        url = f"{await second.start()}/secret"
+        other = (await here.run("audit", "chain", *whole, "--second-node", url, **agreeing)).ok()
     finally:
         await second.stop()
     assert other.json == own

@@ -26,7 +26,7 @@ from vaultevents.watch.audit import AuditSource
 from vaultevents.watch.hint import Hint
 from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.reports import ReportsSource
-from vaultevents.watch.streams import Pace, follow, logs_stream
+from vaultevents.watch.streams import Steps, follow, logs_stream
 from worlds import add_accounts, add_vault, drive, open_at, read_to_head, reading, register, rows
 
 pytestmark = pytest.mark.fault
@@ -194,7 +194,7 @@ async def test_the_daemon_s_streams_are_audited_at_the_rate_that_is_set(database
         outbox = Outbox(database)
         await register(database, made)
         await open_at(database, made, BACKFILLED)
-        stream = logs_stream(source._chain, Pace(50, 50, 0.02))
+        stream = logs_stream(source._chain, Steps(50, 50, 0.02))
         following = asyncio.create_task(follow(stream, outbox, lambda _: None, Hint(), audit_per_s=200))
         begun = asyncio.get_running_loop().time()
         try:

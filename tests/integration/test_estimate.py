@@ -13,7 +13,7 @@ from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.world import World
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
-from vaultevents.watch.streams import Pace, logs_stream
+from vaultevents.watch.streams import Steps, logs_stream
 from worlds import drive, open_at, reading, register, rows
 
 pytestmark = pytest.mark.integration
@@ -33,7 +33,7 @@ async def test_an_estimate_is_near_what_the_replay_asks_and_writes_nothing(
     outbox, node = Outbox(database), ExecutionServer(world.chain)
     await register(database, world)
     async with reading(node, options=ExecutionOptions(batch_size=20, headers=headers)) as source:
-        stream = logs_stream(source._chain, Pace(step, step, 1))
+        stream = logs_stream(source._chain, Steps(step, step, 1))
         await open_at(database, world, 1_190)
         before = node.exchanges, sum(node.calls.values())
         told = await estimate(stream, source._chain, outbox, Span(1, 1_150))

@@ -31,7 +31,7 @@ from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.faults import Fault
 from vaultevents.devnet.node import Node
 from vaultevents.devnet.world import World
-from vaultevents.opening.sources import keep_nodes, keeping_limits
+from vaultevents.opening.memory import keep_nodes, keeping_limits
 from vaultevents.store import gauges, nodes, status
 from vaultevents.store.pool import Database
 

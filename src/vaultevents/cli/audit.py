@@ -23,7 +23,7 @@ from vaultevents.core.errors import InputError
 from vaultevents.core.spans import Span
 from vaultevents.core.units import hex_text
 from vaultevents.opening.database import open_store
-from vaultevents.opening.sources import open_chain
+from vaultevents.opening.sources import open_chain, with_node_alone
 from vaultevents.store import ledger
 from vaultevents.store.ledger import Audit
 from vaultevents.watch.gapproof import KINDS, GapProof, Tally, prove
@@ -88,13 +88,11 @@ def audit_chain(
 
 async def _proven(settings: Settings, span: Span, second_node: str | None) -> GapProof:
     if second_node is not None:
-        alone = settings.execution.model_copy(update={"urls": (SecretStr(second_node),)})
-        settings = settings.model_copy(update={"execution": alone})
-    oracles = settings.contracts.lazy_oracles if settings.reports.gateways else ()
+        settings = with_node_alone(settings, SecretStr(second_node))
     async with open_store(settings) as store, open_chain(settings, store.database) as chain:
         with RowProgress("audit_chain", "blocks", "blocks") as progress:
             progress.advanced(0, len(span))
-            return await prove(chain, store.database, span, oracles, progress.advanced)
+            return await prove(chain, store.database, span, settings.watched_oracles, progress.advanced)
 
 
 def _proof(found: GapProof) -> dict[str, Any]:
@@ -137,9 +135,8 @@ def _tell_proof(found: GapProof) -> None:
     say(f"facts       {found.facts} logs of the contracts, whoever is registered: {found.facts_digest}")
     say(f"events      digest of what is stored: {found.events_digest}")
     if not found.is_whole:
-        say(
-            "            'vaultevents replay' over these blocks restores what is missing; find out who changed the rest"
-        )
+        say("            what is missing comes back by 'vaultevents replay' over these blocks, once the first node of")
+        say("            execution.urls is one that has it; find out who changed the rest")
 
 
 async def _audited(settings: Settings, account_id: str | None) -> Audit:

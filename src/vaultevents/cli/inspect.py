@@ -17,7 +17,15 @@ from vaultevents.core.errors import ConfigError, SourceUnavailable, VaulteventsE
 from vaultevents.core.units import Address, checksum
 from vaultevents.opening.database import open_store, service_clock
 from vaultevents.opening.delivery import check_authority
-from vaultevents.opening.sources import AUDIT_OFF, locator_problem, open_beacon, open_chain, socket_heads, switched_off
+from vaultevents.opening.sources import (
+    AUDIT_OFF,
+    locator_problem,
+    open_beacon,
+    open_chain,
+    socket_heads,
+    switched_off,
+    with_node_alone,
+)
 from vaultevents.store import status as overview
 from vaultevents.store.pool import Database
 
@@ -69,10 +77,7 @@ async def _check(settings: Settings) -> list[Finding]:
             findings += nodes
             findings += [await _socket(heads, settings.chain_id) for heads in socket_heads(settings)]
             if any(node.ok for node in nodes):
-                async with open_chain(settings, store.database) as chain:
-                    findings += [await _contract(chain, *named) for named in _contracts(settings)]
-                    if problem := await locator_problem(settings, chain):
-                        findings.append(Finding("contracts.lazy_oracles", False, problem))
+                findings += await _contracts(settings, store.database)
                 findings += [await _beacon_node(settings, url, store.database) for url in settings.beacon.urls]
             if not settings.execution.audit_blocks_per_s:
                 findings.append(Finding("off", True, AUDIT_OFF))
@@ -81,7 +86,7 @@ async def _check(settings: Settings) -> list[Finding]:
                 for setting, never in switched_off(settings).items()
             ]
     except VaulteventsError as problem:
-        findings.append(Finding("contracts" if len(findings) > 1 else "database", False, str(problem)))
+        findings.append(Finding("database", False, str(problem)))
     return findings
 
 
@@ -94,12 +99,11 @@ def _authority(settings: Settings) -> Finding:
 
 
 async def _node(settings: Settings, url: SecretStr | None, database: Database) -> Finding:
-    alone = settings.execution.model_copy(update={"urls": () if url is None else (url,), "agreement": 1})
     what = "node"
     try:
         if url is not None:
             what = f"node {node_name(url.get_secret_value())}"
-        async with open_chain(settings.model_copy(update={"execution": alone}), database) as chain:
+        async with open_chain(with_node_alone(settings, url), database) as chain:
             head = (await chain.head()).number
         return Finding(what, True, f"chain {settings.chain_id}, its {settings.execution.head} block is {head}")
     except SourceUnavailable as problem:
@@ -133,7 +137,18 @@ async def _beacon_node(settings: Settings, url: SecretStr, database: Database) -
         return Finding(what, False, str(problem))
 
 
-def _contracts(settings: Settings) -> list[tuple[str, Address]]:
+async def _contracts(settings: Settings, database: Database) -> list[Finding]:
+    try:
+        async with open_chain(settings, database) as chain:
+            findings = [await _contract(chain, *named) for named in _named_contracts(settings)]
+            if problem := await locator_problem(settings, chain):
+                findings.append(Finding("contracts.lazy_oracles", False, problem))
+            return findings
+    except VaulteventsError as error:
+        return [Finding("contracts", False, str(error))]
+
+
+def _named_contracts(settings: Settings) -> list[tuple[str, Address]]:
     contracts = settings.contracts
     named = [
         ("lido_locator", contracts.lido_locator),
@@ -231,11 +246,13 @@ def _audit(audit: overview.CursorFacts, facts: overview.Overview, blocks_per_s: 
     """How far what was read is read again."""
     live = next((c.position for c in facts.cursors if (c.stream, c.kind) == (audit.stream, "live")), audit.position)
     left = live - audit.position
-    told = f"{audit.stream}: blocks {audit.first} to {audit.position} were read again"
-    if left <= FOLLOWS_WITHIN:
-        return f"{told}: whole, and follows the head"
+    begun = audit.position >= audit.first
+    read = f"blocks {audit.first} to {audit.position} were" if begun else "nothing was"
+    told = f"{audit.stream}: {read} read again"
     if not blocks_per_s:
-        return f"{told}, {left} were not: it is off (execution.audit_blocks_per_s)"
+        return f"{told}, {left} blocks were not: it is off (execution.audit_blocks_per_s)"
+    if begun and left <= FOLLOWS_WITHIN:
+        return f"{told}: whole, and follows the finalized block"
     return f"{told}, {left} are left (at most {blocks_per_s:g} a second: {left / blocks_per_s / 3600:.1f} h)"
 
 

@@ -34,7 +34,8 @@ from vaultevents.core.errors import ConfigError, InputError, OperatorError
 from vaultevents.core.spans import Span
 from vaultevents.daemon import ROLES, Role, collect_less, serve
 from vaultevents.opening.database import open_store, service_clock
-from vaultevents.opening.sources import Sources, keeping_limits, open_sources
+from vaultevents.opening.memory import keeping_limits
+from vaultevents.opening.sources import Sources, open_sources
 from vaultevents.store.outbox import Committed, Outbox
 from vaultevents.store.reports import reports_in
 from vaultevents.store.validators import epoch_at

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+
+from pydantic import SecretStr
 
 from vaultevents.chain.beacon import BeaconChain, BeaconIdentity, BeaconOptions
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity, Reverted
@@ -16,12 +15,13 @@ from vaultevents.chain.ipfs import IpfsClient
 from vaultevents.chain.newheads import NewHeads
 from vaultevents.config import Settings
 from vaultevents.core.chaintime import ChainTime
-from vaultevents.core.errors import ConfigError, DatabaseUnavailable, InputError, WrongNetwork
+from vaultevents.core.errors import ConfigError, InputError, WrongNetwork
 from vaultevents.core.events import EVENT_TYPES, ReportUpdateAvailable
-from vaultevents.core.nodes import UPSTREAMS, NodeMemory, Upstream
+from vaultevents.core.nodes import Upstream
 from vaultevents.core.units import Address, checksum
 from vaultevents.egress import Guard
 from vaultevents.opening.delivery import url_rules
+from vaultevents.opening.memory import Pool
 from vaultevents.store import nodes
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.network import pin, pin_beacon, pinned, pinned_beacon
@@ -29,14 +29,13 @@ from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 from vaultevents.watch.discovery import Discovery
 from vaultevents.watch.reports import Resolver
-from vaultevents.watch.streams import Pace, Stream, logs_stream, reports_stream, staking_streams
+from vaultevents.watch.streams import Steps, Stream, logs_stream, reports_stream, staking_streams
 
 AUDIT_OFF = (
     "execution.audit_blocks_per_s is 0: what backfills read is read again by nobody, so prove it with "
     "'vaultevents audit chain'"
 )
 EPOCH_EVENT_TYPES = tuple(name for name in EVENT_TYPES if name.startswith("validator_"))
-KEEP_NODES_S = 5.0
 LAZY_ORACLE_SELECTOR = bytes.fromhex("2e39045c")  # lazyOracle()
 
 
@@ -79,6 +78,12 @@ async def open_chain(
         yield chain
 
 
+def with_node_alone(settings: Settings, url: SecretStr | None) -> Settings:
+    """The settings with this execution node and no other, so that none has to agree with it; None: without any."""
+    alone = settings.execution.model_copy(update={"urls": () if url is None else (url,), "agreement": 1})
+    return settings.model_copy(update={"execution": alone})
+
+
 @asynccontextmanager
 async def open_beacon(
     settings: Settings, database: Database, clock: ServiceClock
@@ -108,12 +113,6 @@ class Sources:
     pools: Mapping[Upstream, Pool]
 
 
-class Pool(Protocol):
-    """The nodes of one upstream."""
-
-    def memories(self) -> list[NodeMemory]: ...
-
-
 @asynccontextmanager
 async def open_sources(settings: Settings, database: Database, clock: ServiceClock) -> AsyncIterator[Sources]:
     """Every stream that is configured, live and replay alike."""
@@ -121,16 +120,15 @@ async def open_sources(settings: Settings, database: Database, clock: ServiceClo
         chain = await stack.enter_async_context(open_chain(settings, database))
         pools: dict[Upstream, Pool] = {"execution": chain}
         poll_s = settings.execution.poll_interval_s
-        streams = [logs_stream(chain, _pace(settings, poll_s))]
+        streams = [logs_stream(chain, _steps(settings, poll_s))]
         resolver = discovery = time = None
-        if settings.reports.gateways and settings.contracts.lazy_oracles:
+        if oracles := settings.watched_oracles:
             files = await stack.enter_async_context(open_files(settings))
             files.recall(await nodes.recalled(database, "ipfs"))
             pools["ipfs"] = files
             simulation = chain if settings.reports.simulate == "on" else None
             resolver = Resolver(Outbox(database), files, settings.reports.poll_interval_s, simulation)
-            oracles = settings.contracts.lazy_oracles
-            streams.append(reports_stream(chain, oracles, _pace(settings, settings.reports.poll_interval_s)))
+            streams.append(reports_stream(chain, oracles, _steps(settings, settings.reports.poll_interval_s)))
         if settings.beacon.urls:
             beacon, time = await stack.enter_async_context(open_beacon(settings, database, clock))
             pools["beacon"] = beacon
@@ -138,46 +136,6 @@ async def open_sources(settings: Settings, database: Database, clock: ServiceClo
             discovery = Discovery(beacon, chain, database, time, beacon_poll_s)
             streams += staking_streams(chain, beacon, database, discovery, time, clock.now_s, poll_s=beacon_poll_s)
         yield Sources(chain, tuple(streams), discovery, time, resolver, pools)
-
-
-async def keep_nodes(database: Database, pools: Mapping[Upstream, Pool]) -> None:
-    """Tells the database what changes about the nodes, every few seconds and when it is cancelled."""
-    told: dict[Upstream, list[NodeMemory]] = {}
-
-    async def tell() -> None:
-        for upstream in UPSTREAMS:
-            memories = pools[upstream].memories() if upstream in pools else []
-            lasting = [_lasting(memory) for memory in memories]
-            if told.get(upstream) != lasting:
-                await nodes.remember(database, upstream, memories)
-                told[upstream] = lasting
-
-    try:
-        while True:
-            with contextlib.suppress(DatabaseUnavailable):
-                await tell()
-            await asyncio.sleep(KEEP_NODES_S)
-    finally:
-        with contextlib.suppress(DatabaseUnavailable, TimeoutError):
-            async with asyncio.timeout(KEEP_NODES_S):
-                await tell()
-
-
-@asynccontextmanager
-async def keeping_limits(database: Database, pools: Mapping[Upstream, Pool]) -> AsyncIterator[None]:
-    """Keeps at the end what was learned of the nodes' limits, beside the process that watches."""
-    try:
-        yield
-    finally:
-        with contextlib.suppress(DatabaseUnavailable):
-            for upstream, pool in pools.items():
-                await nodes.remember_limits(database, upstream, pool.memories())
-
-
-def _lasting(memory: NodeMemory) -> NodeMemory:
-    """What is worth writing: not that time goes by, nor every small step of a rate."""
-    rate = memory.requests_per_s
-    return replace(memory, since_s=0.0, requests_per_s=None if rate is None else float(f"{rate:.1g}"))
 
 
 def socket_heads(settings: Settings) -> list[NewHeads]:
@@ -228,10 +186,11 @@ def open_files(settings: Settings) -> IpfsClient:
     return IpfsClient(urls, guard=Guard(url_rules(settings)), cache_dir=report_cache(settings))
 
 
-def _pace(settings: Settings, poll_s: float) -> Pace:
+def _steps(settings: Settings, poll_s: float) -> Steps:
+    """Where few headers are read, as many blocks are committed at once as their logs are asked for at once."""
     execution = settings.execution
-    sparse = execution.headers == "edges"
-    return Pace(execution.span_blocks, execution.max_range_blocks if sparse else execution.span_blocks, poll_s)
+    longest = max(execution.span_blocks, execution.max_range_blocks)
+    return Steps(execution.span_blocks, longest if execution.headers == "edges" else execution.span_blocks, poll_s)
 
 
 def head_policy(settings: Settings) -> HeadPolicy:

@@ -1,4 +1,4 @@
-"""The streams of the daemon and of a replay: a source, how its first live cursor begins, and its pace."""
+"""The streams of the daemon and of a replay: a source, how its first live cursor begins, and its steps."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Steps:
     """Of the streams of blocks: how many are committed at once, live and in a backfill, and how often one looks."""
 
     step: int
@@ -56,19 +56,19 @@ class Pace:
     poll_s: float
 
 
-def logs_stream(chain: ExecutionChain, pace: Pace) -> Stream:
+def logs_stream(chain: ExecutionChain, steps: Steps) -> Stream:
     """The two contract events."""
     source = LogsSource(chain)
     return Stream(
-        source, "block", first_block, pace.step, pace.poll_s, pace.backfill_step, partial(_final_block, chain)
+        source, "block", first_block, steps.step, steps.poll_s, steps.backfill_step, partial(_final_block, chain)
     )
 
 
-def reports_stream(chain: ExecutionChain, oracles: Collection[Address], pace: Pace) -> Stream:
+def reports_stream(chain: ExecutionChain, oracles: Collection[Address], steps: Steps) -> Stream:
     """Published oracle reports; a `Resolver` must run beside it."""
     source = ReportsSource(chain, oracles)
     return Stream(
-        source, "block", first_block, pace.step, pace.poll_s, pace.backfill_step, partial(_final_block, chain)
+        source, "block", first_block, steps.step, steps.poll_s, steps.backfill_step, partial(_final_block, chain)
     )
 
 

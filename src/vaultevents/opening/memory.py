@@ -1,0 +1,63 @@
+"""What is learned of nodes is told to the database, for `status` and for the next start."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Protocol
+
+from vaultevents.core.errors import DatabaseUnavailable
+from vaultevents.core.nodes import UPSTREAMS, NodeMemory, Upstream
+from vaultevents.store import nodes
+from vaultevents.store.pool import Database
+
+KEEP_NODES_S = 5.0
+
+
+class Pool(Protocol):
+    """The nodes of one upstream."""
+
+    def memories(self) -> list[NodeMemory]: ...
+
+
+async def keep_nodes(database: Database, pools: Mapping[Upstream, Pool]) -> None:
+    """Tells the database what changes about the nodes, every few seconds and when it is cancelled."""
+    told: dict[Upstream, list[NodeMemory]] = {}
+
+    async def tell() -> None:
+        for upstream in UPSTREAMS:
+            memories = pools[upstream].memories() if upstream in pools else []
+            lasting = [_lasting(memory) for memory in memories]
+            if told.get(upstream) != lasting:
+                await nodes.remember(database, upstream, memories)
+                told[upstream] = lasting
+
+    try:
+        while True:
+            with contextlib.suppress(DatabaseUnavailable):
+                await tell()
+            await asyncio.sleep(KEEP_NODES_S)
+    finally:
+        with contextlib.suppress(DatabaseUnavailable, TimeoutError):
+            async with asyncio.timeout(KEEP_NODES_S):
+                await tell()
+
+
+@asynccontextmanager
+async def keeping_limits(database: Database, pools: Mapping[Upstream, Pool]) -> AsyncIterator[None]:
+    """Keeps at the end what was learned of the nodes' limits, beside the process that watches."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(DatabaseUnavailable):
+            for upstream, pool in pools.items():
+                await nodes.remember_limits(database, upstream, pool.memories())
+
+
+def _lasting(memory: NodeMemory) -> NodeMemory:
+    """What is worth writing: not that time goes by, nor every small step of a rate."""
+    rate = memory.requests_per_s
+    return replace(memory, since_s=0.0, requests_per_s=None if rate is None else float(f"{rate:.1g}"))
