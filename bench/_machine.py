@@ -1,8 +1,9 @@
-"""What the machine did for a figure: CPU seconds of processes."""
+"""What the machine did for a figure: CPU seconds and memory of processes."""
 
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 _TICKS_S = os.sysconf("SC_CLK_TCK")
@@ -25,3 +26,8 @@ def postgres_cpu_s(directory: Path) -> float:
             except OSError:  # it has ended meanwhile
                 continue
     return total
+
+
+def peak_mb() -> float:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

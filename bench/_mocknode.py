@@ -13,22 +13,21 @@ import json
 import random
 import subprocess
 import sys
-import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import msgspec
-from eth_hash.auto import keccak
+from _receiver import Receiver
+
+from vaultevents.core.logs import ETHER_FUNDED, WITHDRAWAL_CLAIMED
+from vaultevents.devnet.header import bloom_bits
 
 CHAIN_ID = 31337
 GENESIS_S = 1_700_000_000
 RANGE_LIMIT = 10_000
-FUNDED = keccak(b"EtherFunded(uint256)")
-CLAIMED = keccak(b"WithdrawalClaimed(uint256,address,address,uint256)")
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 _OTHERS = 2
 """Transactions of each block before those with logs."""
@@ -48,12 +47,6 @@ def block_hash(number: int) -> str:
 
 def time_s(number: int) -> int:
     return GENESIS_S + 12 * number
-
-
-@lru_cache(maxsize=65536)
-def _bits(value: bytes) -> int:
-    digest = keccak(value)
-    return sum({1 << (int.from_bytes(digest[at : at + 2]) & 2047) for at in (0, 2, 4)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +73,12 @@ def _chain(blocks: int, logs: int, vaults: int) -> _Chain:
         tx_hash = "0x" + hashlib.sha256(b"transaction %d" % at).hexdigest()
         owner = rng.randrange(vaults)
         if rng.random() < 0.85:
-            address, topics = vault(owner), [FUNDED]
+            address, topics = vault(owner), [bytes(ETHER_FUNDED)]
         else:
-            address, topics = queue(owner), [CLAIMED, at.to_bytes(32), bytes(12) + vault(at), bytes(12) + queue(at)]
+            people = [bytes(12) + vault(at), bytes(12) + queue(at)]
+            address, topics = queue(owner), [bytes(WITHDRAWAL_CLAIMED), at.to_bytes(32), *people]
         for value in (address, *topics):
-            bloom |= _bits(value)
+            bloom |= bloom_bits(value)
         log = {
             "address": "0x" + address.hex(),
             "topics": ["0x" + topic.hex() for topic in topics],
@@ -136,41 +130,22 @@ def _header(number: int, bloom: int, hashes: list[str]) -> bytes:
     return json.dumps(header, separators=(",", ":")).encode()
 
 
-class _Node(asyncio.Protocol):
+class _Node(Receiver):
     """One connection. `counted` has the HTTP requests and the calls since they were last asked for."""
 
     def __init__(self, chain: _Chain, latency_s: float, counted: list[int]) -> None:
         self._chain, self._latency_s, self._counted = chain, latency_s, counted
-        self._buffer = b""
-        self._transport: asyncio.Transport | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
-            head = self._buffer[:end].lower()
-            at = head.index(b"content-length:") + 15
-            length = int(head[at : (head.find(b"\r\n", at) + 1 or len(head) + 1) - 1])
-            if len(self._buffer) < end + 4 + length:
-                return
-            body, self._buffer = self._buffer[end + 4 : end + 4 + length], self._buffer[end + 4 + length :]
-            answer = self._answer(msgspec.json.decode(body))
-            if self._latency_s:
-                asyncio.get_running_loop().call_later(self._latency_s, self._send, answer)
-            else:
-                self._send(answer)
+    def answer(self, request: bytes) -> None:
+        answer = self._answer(msgspec.json.decode(request[request.index(b"\r\n\r\n") + 4 :]))
+        if self._latency_s:
+            asyncio.get_running_loop().call_later(self._latency_s, self._send, answer)
+        else:
+            self._send(answer)
 
     def _send(self, answer: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.writelines(
-                [
-                    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(answer),
-                    answer,
-                ]
-            )
+        if not self._transport.is_closing():
+            self._transport.writelines([_HEAD % len(answer), answer])
 
     def _answer(self, sent: Any) -> bytes:
         calls = sent if isinstance(sent, list) else [sent]
@@ -225,13 +200,7 @@ async def _serve(chain: _Chain, latency_s: float) -> None:
     server = await asyncio.get_running_loop().create_server(lambda: _Node(chain, latency_s, counted), "127.0.0.1", 0)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def until_parent_ends() -> None:
-        sys.stdin.read()
-        loop.call_soon_threadsafe(ended.set)
-
-    threading.Thread(target=until_parent_ends, daemon=True).start()
+    asyncio.get_running_loop().add_reader(sys.stdin, ended.set)  # the parent closes it
     await ended.wait()
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import aiohttp
 import uvloop
 from _receiver import Receiver
-from _result import tell
+from _result import percentiles, tell
 
 from vaultevents import config
 from vaultevents.core.sealing import NONCE_BYTES, Secret
@@ -147,7 +147,7 @@ async def prepare(store: Store, port: int) -> None:
 
 
 async def blocks(mined: Node, *hearings: Hearing) -> list[list[float]]:
-    """One block after the other; for each hearing the sorted latencies in ms."""
+    """One block after the other; for each hearing the latencies in ms."""
     rng = random.Random(1)
     took: list[list[float]] = [[] for _ in hearings]
     for number in range(WARM_UP + BLOCKS):
@@ -159,7 +159,7 @@ async def blocks(mined: Node, *hearings: Hearing) -> list[list[float]]:
             if number >= WARM_UP:
                 latencies.append((moment_s - began_s) * 1000)
         await asyncio.sleep(rng.uniform(0.12, 0.3))  # more than what lies between two hints of a socket
-    return [sorted(latencies) for latencies in took]
+    return took
 
 
 async def floor(mined: Node, database: Database, committed: Hearing) -> list[float]:
@@ -196,15 +196,15 @@ async def floor(mined: Node, database: Database, committed: Hearing) -> list[flo
     return latencies
 
 
-async def until_reading(mined: Node, committed: Hearing) -> None:
+async def until_reading(mined: Node, committed: Hearing) -> bool:
     """Until the daemon follows: blocks before the first commit belong to its backfill."""
     for _ in range(100):
         committed.begin()
         await mined.mine()
         with suppress(TimeoutError):
             await asyncio.wait_for(committed.moment_s(), 1)
-            return
-    raise SystemExit("the daemon reads nothing: see its log")
+            return True
+    return False
 
 
 async def compare(folder: Path) -> dict[str, Any]:
@@ -225,7 +225,9 @@ async def compare(folder: Path) -> dict[str, Any]:
         }
         for name, lines in ways.items():
             async with daemon(folder, mined.url, lines):
-                await until_reading(mined, committed)
+                if not await until_reading(mined, committed):
+                    tail = await asyncio.to_thread((folder / "daemon.log").read_text)
+                    raise SystemExit(f"the daemon reads nothing; its log ends with\n{tail[-2000:]}")
                 await asyncio.sleep(5)  # a backlog is read, and caches are warm
                 runs[name] = await blocks(mined, committed, answered)
         listening.cancel()
@@ -235,20 +237,19 @@ async def compare(folder: Path) -> dict[str, Any]:
 
 def _result(least: list[float], newheads: list[list[float]], polled: list[list[float]]) -> dict[str, Any]:
     figures = {
-        **_percentiles("commit", newheads[0]),
-        **_percentiles("answer", newheads[1]),
-        **_percentiles("commit_polled", polled[0]),
-        **_percentiles("answer_polled", polled[1]),
+        **_told("commit", newheads[0]),
+        **_told("answer", newheads[1]),
+        **_told("commit_polled", polled[0]),
+        **_told("answer_polled", polled[1]),
     }
-    bare = _percentiles("commit", least)
+    bare = _told("commit", least)
     ratio = {"commit_p50_x": round(figures["commit_p50_ms"] / bare["commit_p50_ms"], 2)}
     ok = all(figures[name] <= most for name, most in GOAL.items())
     return {"bench": "head-latency", "figures": figures, "floor": bare, "ratio": ratio, "goal": GOAL, "ok": ok}
 
 
-def _percentiles(name: str, took: list[float]) -> dict[str, float]:
-    shares = {"p50": took[len(took) // 2], "p99": took[len(took) * 99 // 100]}
-    return {f"{name}_{share}_ms": round(value, 2) for share, value in shares.items()}
+def _told(name: str, took_ms: list[float]) -> dict[str, float]:
+    return {key: round(value, 2) for key, value in percentiles(name, took_ms).items()}
 
 
 def main(arguments: list[str]) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import uvloop
 from _delivery import BODY, World, add_webhooks, dispatching, world
 from _receiver import Receiver
-from _result import tell
+from _result import percentiles, tell
 
 from vaultevents.devnet.certificates import issue
 from vaultevents.store.pool import Connection, Database
@@ -58,7 +58,7 @@ async def _measure(made: World) -> tuple[list[float], list[float]]:
                     ours.append(latency * 1000)
                 await asyncio.sleep(rng.uniform(0.02, 0.06))
     server.close()
-    return sorted(ours), sorted(floor)
+    return ours, floor
 
 
 async def _commit(database: Database, webhook_id: str) -> float:
@@ -105,15 +105,11 @@ async def _floor(made: World, database: Database) -> list[float]:
 def compare() -> dict[str, Any]:
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder, world(Path(folder), "https") as made:
         ours, floor = uvloop.run(_measure(made))
-    figures, least = _percentiles(ours), _percentiles(floor)
+    figures, least = percentiles("latency", ours), percentiles("latency", floor)
     rounded = [{key: round(value, 2) for key, value in part.items()} for part in (figures, least)]
     ratio = {"latency_p50_x": round(figures["latency_p50_ms"] / least["latency_p50_ms"], 2)}
     ok = all(figures[name] <= most for name, most in GOAL.items())
     return {"bench": "idle-latency", "figures": rounded[0], "floor": rounded[1], "ratio": ratio, "goal": GOAL, "ok": ok}
-
-
-def _percentiles(took: list[float]) -> dict[str, float]:
-    return {"latency_p50_ms": took[len(took) // 2], "latency_p99_ms": took[len(took) * 99 // 100]}
 
 
 def main(arguments: list[str]) -> int:

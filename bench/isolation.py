@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from _delivery import World, add_deliveries, add_webhooks, dispatching, receiving, world
-from _result import tell
+from _result import percentiles, tell
 
 from vaultevents.store.pool import Database
 
@@ -56,7 +56,7 @@ async def _run(made: World, dead: World | None) -> dict[str, float]:
             lags = await _lags(database, healthy, since)
         async with database.statement() as connection:
             await connection.execute("truncate attempts, queue, events, webhooks, accounts cascade")
-    return {"rate_s": rate, "lag_p50_ms": lags[len(lags) // 2], "lag_p99_ms": lags[len(lags) * 99 // 100]}
+    return {"rate_s": rate, **percentiles("lag", lags)}
 
 
 async def _until_delivered(database: Database, webhook_ids: list[str]) -> None:

@@ -12,7 +12,6 @@ import asyncio
 import hashlib
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from _machine import peak_mb
 from _result import tell
 
 VAULTS = 5_000
@@ -147,8 +147,7 @@ def hash_leaves() -> float:
 def measure(what: str, folder: str) -> None:
     """What a measuring process does: one turn, told as JSON."""
     seconds = asyncio.run(read(Path(folder))) if what == "read" else hash_leaves()
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"seconds": seconds, "peak_mb": peak_mb}))
+    print(json.dumps({"seconds": seconds, "peak_mb": peak_mb()}))
 
 
 def turn(what: str, folder: str) -> dict[str, float]:

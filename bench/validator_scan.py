@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import socket
 import struct
 import subprocess
@@ -19,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from _machine import peak_mb
 from _result import tell
 
 VALIDATORS = 1_100_000
@@ -113,10 +113,6 @@ class Steps:
             self.longest_s = max(self.longest_s, time.thread_time() - before)
 
         handle._run = timed
-
-
-def peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 async def scan(url: str, ssz: bool, steps: Steps) -> dict[str, float]:
