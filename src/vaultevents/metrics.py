@@ -142,6 +142,8 @@ class _Head:
 
 _counts: Counter[Key] = Counter()
 _heads: dict[str, _Head] = {}
+_FINALIZED: Final = ""
+"""Among the heads, of no stream: that of the chain, which a stream may be ahead of (C1)."""
 
 _RESULT = attrgetter("status", "error")
 _DURATION_MS = attrgetter("duration_ms")
@@ -226,6 +228,11 @@ def head(stream: str, position: int) -> None:
         _heads[stream] = _Head(position, time.monotonic())
 
 
+def finalized(block: int) -> None:
+    """Takes note of the finalized block."""
+    head(_FINALIZED, block)
+
+
 def text(stored: Stored | None) -> bytes:
     """All metrics in the text format; without `stored`, which the database could not give, those of this process."""
     return generate_latest(_Families(_families(_counts, _heads, stored)))
@@ -300,18 +307,18 @@ def _streams(streams: Mapping[str, StreamFacts], heads: Mapping[str, _Head]) -> 
     now_s = time.monotonic()
     positions = {stream: facts.position for stream, facts in streams.items()}
     lags = {stream: max(0, heads[stream].position - at) for stream, at in positions.items() if stream in heads}
+    ages = {stream: now_s - head.since_s for stream, head in heads.items()}
+    finalized_age_s = ages.pop(_FINALIZED, None)
     for name, says, values in (
         ("position", "The last block or epoch that is committed.", positions),
         ("lag", "Blocks or epochs between that and the head; only where this process watches.", lags),
         ("age_seconds", "Since when the position has not moved.", {one: of.age_s for one, of in streams.items()}),
         ("stuck_seconds", "How long a problem has held it up.", {one: of.stuck_s for one, of in streams.items()}),
-        (
-            "head_age_seconds",
-            "Since when the head has not moved.",
-            {one: now_s - of.since_s for one, of in heads.items()},
-        ),
+        ("head_age_seconds", "Since when the head has not moved.", ages),
     ):
         yield _gauges(f"vaultevents_stream_{name}", says, "stream", values)
+    if finalized_age_s is not None:
+        yield _gauge("vaultevents_finalized_age_seconds", "Since when no block became final.", finalized_age_s)
 
 
 def _gauge(name: str, says: str, value: float) -> Metric:

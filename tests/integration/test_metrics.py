@@ -35,9 +35,12 @@ from vaultevents.api import scraping
 from vaultevents.api.problems import CODES
 from vaultevents.api.server import ServerOptions, bind, serve, url_of
 from vaultevents.chain.endpoints import Endpoints
+from vaultevents.chain.execution import ExecutionChain, HeadPolicy
 from vaultevents.chain.lines import Counters, Line
 from vaultevents.core.errors import NodeFault, SourceUnavailable, WrongNetwork
 from vaultevents.core.nodes import CIRCUIT_STATES, UPSTREAMS
+from vaultevents.devnet.chain import Chain
+from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.metrics import Stored, StreamFacts
 from vaultevents.store import gauges
 from vaultevents.store.deliveries import settle
@@ -124,9 +127,32 @@ def test_the_lag_is_told_for_streams_whose_head_is_known(monkeypatch: pytest.Mon
     monkeypatch.setattr(metrics, "_heads", {})
     assert ("vaultevents_stream_lag", "logs") not in samples(FULL)
     metrics.head("logs", 100)
+    metrics.finalized(40)
     assert samples(FULL)["vaultevents_stream_lag", "logs"] == 10
     metrics.head("logs", 80)  # another node is behind
     assert samples(FULL)["vaultevents_stream_lag", "logs"] == 0
+
+
+async def test_finality_that_stands_still_is_told_while_the_head_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(metrics, "_heads", {})
+    made = Chain(1)
+    server = ExecutionServer(made)
+    try:
+        async with ExecutionChain([await server.start()], head=HeadPolicy.parse("latest-0")) as nodes:
+            for _ in range(10):
+                made.mine()
+            made.freeze_finality()
+            for clock.now_s in (1000.0, 3000.0):
+                made.mine()
+                metrics.head("logs", (await nodes.head()).number)
+                await nodes.final_head()
+    finally:
+        await server.stop()
+    told = samples(FULL)
+    assert told["vaultevents_finalized_age_seconds",] == 2000
+    assert of("vaultevents_stream_head_age_seconds", told) == {"logs": 0}
 
 
 def test_nodes_are_told_by_their_upstream_and_state_and_never_by_name() -> None:
@@ -324,6 +350,7 @@ def alerts(text: str) -> list[dict[str, Any]]:
 def unknown_metrics(text: str) -> set[str]:
     """What the alerts name and no scrape tells."""
     metrics.head("logs", 100)
+    metrics.finalized(40)
     told = {key[0] for key in samples(FULL)}
     return {name for rule in alerts(text) for name in OURS.findall(rule["expr"])} - told
 

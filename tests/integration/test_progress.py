@@ -99,7 +99,7 @@ def test_on_a_terminal_it_is_a_bar_with_an_eta(monkeypatch: pytest.MonkeyPatch) 
     with SpanProgress() as progress:
         for position in (599, 699, 799):
             progress.advanced(step(position))
-        progress._progress.refresh()
+        progress.bars.refresh()
         shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
         progress.advanced(step(1099))
     assert "backfill" in shown

@@ -13,6 +13,7 @@ from typing import Literal
 
 import aiohttp
 
+from vaultevents import metrics
 from vaultevents.chain import proofs, wire, withdrawals
 from vaultevents.chain.heads import BEHIND_S, Heads
 from vaultevents.chain.jsonrpc import Answer, Call, Patience, RpcFailure, RpcNode
@@ -169,6 +170,8 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
     async def _newest_head(self, policy: HeadPolicy, node: RpcNode) -> Header:
         """A node's head; one that has fallen behind another node in use is left, although it answers."""
         found = await self._head_at(node, policy)
+        if policy.tag == "finalized":
+            metrics.finalized(found.number)
         if len(self.nodes) == 1:
             return found
         heads, clock = self._heads.setdefault(policy, Heads()), node.line.clock

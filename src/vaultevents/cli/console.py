@@ -1,4 +1,4 @@
-"""What every command shares: options, endings, output for people and for machines, progress with an ETA."""
+"""What every command shares: options, endings, output for people and for machines."""
 
 from __future__ import annotations
 

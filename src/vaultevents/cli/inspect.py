@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 import typer
@@ -208,7 +209,7 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         if n.problem is not None:
             say(f"node        {n.name} since {n.since.isoformat(timespec='seconds')}: {n.problem}")
     for c in facts.audits:
-        say(f"audit       {_audit(c, facts, settings.execution.audit_blocks_per_s)}")
+        say(f"audit       {audit_line(c, facts.cursors, settings.execution.audit_blocks_per_s)}")
     for c in (*facts.cursors, *facts.audits):
         if c.problem is not None:
             since = "" if c.problem_since is None else f" since {c.problem_since.isoformat(timespec='seconds')}"
@@ -242,9 +243,9 @@ async def _status(settings: Settings) -> tuple[overview.Overview, int | str]:
             return facts, str(problem)
 
 
-def _audit(audit: overview.CursorFacts, facts: overview.Overview, blocks_per_s: float) -> str:
+def audit_line(audit: overview.CursorFacts, cursors: Iterable[overview.CursorFacts], blocks_per_s: float) -> str:
     """How far what was read is read again."""
-    live = next((c.position for c in facts.cursors if (c.stream, c.kind) == (audit.stream, "live")), audit.position)
+    live = next((c.position for c in cursors if (c.stream, c.kind) == (audit.stream, "live")), audit.position)
     left = live - audit.position
     begun = audit.position >= audit.first
     read = f"blocks {audit.first} to {audit.position} were" if begun else "nothing was"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass
 from types import TracebackType
@@ -42,35 +41,43 @@ class RateColumn(ProgressColumn):
         return Text("–" if task.speed is None else f"{task.speed:,.0f}")
 
 
-class SpanProgress:
-    """Shows how far backfills and replays are: bars with an ETA on a terminal, a log line now and then in a pipe."""
+class Bars:
+    """Bars on a terminal while it is entered, of what is counted in `unit`; in a pipe nothing."""
 
-    def __init__(self) -> None:
-        self._terminal = sys.stderr.isatty()
-        self._bars: dict[int, TaskID] = {}
-        self._begins: dict[int, _Begin] = {}
-        self._said_at_s = time.monotonic()
-        self._progress = Progress(
+    def __init__(self, unit: str) -> None:
+        console = Console(stderr=True)
+        self.shown = console.is_terminal
+        self.said_at_s = time.monotonic()
+        self.bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             RateColumn(),
-            TextColumn("blocks/s, left:"),
+            TextColumn(f"{unit}/s, left:"),
             TimeRemainingColumn(),
-            console=Console(stderr=True),
+            console=console,
             transient=True,
         )
 
     def __enter__(self) -> Self:
-        if self._terminal:
-            self._progress.start()
+        if self.shown:
+            self.bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._terminal:
-            self._progress.stop()
+        if self.shown:
+            self.bars.stop()
+
+
+class SpanProgress(Bars):
+    """Shows how far backfills and replays are: bars with an ETA on a terminal, a log line now and then in a pipe."""
+
+    def __init__(self) -> None:
+        super().__init__("blocks")
+        self._tasks: dict[int, TaskID] = {}
+        self._begins: dict[int, _Begin] = {}
 
     def advanced(self, step: Advanced) -> None:
         """Takes note of one committed span; a live cursor has no end and is not shown."""
@@ -78,13 +85,13 @@ class SpanProgress:
         if cursor.stop is None:
             return
         total, done = cursor.stop - cursor.first + 1, cursor.position - cursor.first + 1
-        if self._terminal:
+        if self.shown:
             self._move_bar(cursor.id, cursor.kind, done, total)
             return
         now_s = time.monotonic()
         begin = self._begins.setdefault(cursor.id, _Begin(now_s, done))
-        if now_s - self._said_at_s >= PLAIN_EVERY_S and begin.done < done < total:
-            self._said_at_s = now_s
+        if now_s - self.said_at_s >= PLAIN_EVERY_S and begin.done < done < total:
+            self.said_at_s = now_s
             blocks_per_s = (done - begin.done) / (now_s - begin.at_s)
             log.info(
                 "progress",
@@ -99,53 +106,33 @@ class SpanProgress:
             )
 
     def _move_bar(self, cursor_id: int, kind: str, done: int, total: int) -> None:
-        if cursor_id not in self._bars:  # what an earlier process did must not count into the speed
-            self._bars[cursor_id] = self._progress.add_task(kind, total=total, completed=done)
-        self._progress.update(self._bars[cursor_id], completed=done, visible=done < total)
+        if cursor_id not in self._tasks:  # what an earlier process did must not count into the speed
+            self._tasks[cursor_id] = self.bars.add_task(kind, total=total, completed=done)
+        self.bars.update(self._tasks[cursor_id], completed=done, visible=done < total)
 
 
-class RowProgress:
-    """Shows how far a long reading is: a bar with an ETA on a terminal, a log line now and then in a pipe.
+class RowProgress(Bars):
+    """Shows how far a long work of `kind` is: a bar with an ETA on a terminal, a log line now and then in a pipe.
 
-    `what` is read, and counted in `unit`.
+    `what` is worked off, and counted in `unit`.
     """
 
     def __init__(self, kind: str = "audit", what: str = "deliveries", unit: str = "rows") -> None:
+        super().__init__(unit)
         self._kind, self._what, self._unit = kind, what, unit
-        self._console = Console(stderr=True)
-        self._begin_s = self._said_at_s = time.monotonic()
-        self._progress = Progress(
-            TextColumn(what),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("left:"),
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-        )
-        self._bar = self._progress.add_task(kind, total=None)
+        self._begin_s = self.said_at_s
+        self._task = self.bars.add_task(what, total=None)
 
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._progress.stop()
-
-    def advanced(self, read: int, expected: int) -> None:
-        """Takes note of `read` out of about `expected`; until the first one the server sorts."""
+    def advanced(self, done: int, expected: int) -> None:
+        """Takes note of `done` out of about `expected`; the time that is left is told from a first 0 on."""
         now_s = time.monotonic()
-        if self._console.is_terminal:
-            self._progress.update(self._bar, total=expected if read else None, completed=read)
-        elif read == 0:
-            self._begin_s = self._said_at_s = now_s
+        if self.shown:
+            self.bars.update(self._task, total=expected if done else None, completed=done)
+        elif done == 0:
+            self._begin_s = self.said_at_s = now_s
             log.info(f"{self._kind}_started", **{self._what: expected})
-        elif now_s - self._said_at_s >= PLAIN_EVERY_S:
-            self._said_at_s = now_s
-            left_s = round((expected - read) * (now_s - self._begin_s) / read)
-            counts = {f"done_{self._unit}": read, f"of_{self._unit}": expected}
+        elif now_s - self.said_at_s >= PLAIN_EVERY_S:
+            self.said_at_s = now_s
+            left_s = round((expected - done) * (now_s - self._begin_s) / done)
+            counts = {f"done_{self._unit}": done, f"of_{self._unit}": expected}
             log.info("progress", kind=self._kind, **counts, left_s=left_s)

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import cycle
 from random import Random
@@ -183,8 +182,7 @@ class Balancer:
 
     def __init__(self, seed: int | None, *servers: ExecutionServer) -> None:
         rng = Random(f"{seed}/balancer")  # noqa: S311 (a simulation must repeat)
-        turns: Iterator[ExecutionServer] = cycle(servers)
-        self._choose: Callable[[], ExecutionServer] = partial(next, turns if seed is None else _any(servers, rng))
+        self._choose = partial(next, cycle(servers)) if seed is None else partial(rng.choice, servers)
         self._server = LoopbackServer(self._exchange)
 
     async def start(self) -> str:
@@ -197,11 +195,6 @@ class Balancer:
 
     async def _exchange(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._choose()._exchange(request)
-
-
-def _any(servers: Sequence[ExecutionServer], rng: Random) -> Iterator[ExecutionServer]:
-    while True:
-        yield rng.choice(servers)
 
 
 async def _send(socket: web.WebSocketResponse, outgoing: asyncio.Queue[dict[str, Any]]) -> None:
