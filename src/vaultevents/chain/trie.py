@@ -11,7 +11,6 @@ from eth_hash.auto import keccak
 _Entry = tuple[bytes, bytes]
 """The rest of a key, one byte for each hexadecimal digit, and its value."""
 
-
 EMPTY_ROOT = keccak(rlp.encode(b""))
 
 

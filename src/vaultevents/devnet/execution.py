@@ -174,7 +174,7 @@ class ExecutionServer:
         return raw
 
 
-class Balancer:
+class Balancer(LoopbackServer):
     """One URL behind which each exchange goes to any of several servers, as providers do; only it is started.
 
     Without a seed they take turns.
@@ -183,17 +183,9 @@ class Balancer:
     def __init__(self, seed: int | None, *servers: ExecutionServer) -> None:
         rng = Random(f"{seed}/balancer")  # noqa: S311 (a simulation must repeat)
         self._choose = partial(next, cycle(servers)) if seed is None else partial(rng.choice, servers)
-        self._server = LoopbackServer(self._exchange)
+        super().__init__(self._exchange_of_one)
 
-    async def start(self) -> str:
-        """Listen on a free port; returns the URL."""
-        return await self._server.start()
-
-    async def stop(self) -> None:
-        """Stop listening and close all connections."""
-        await self._server.stop()
-
-    async def _exchange(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _exchange_of_one(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._choose()._exchange(request)
 
 

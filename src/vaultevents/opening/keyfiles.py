@@ -15,6 +15,7 @@ import structlog
 from vaultevents.config import Settings
 from vaultevents.core.errors import ConfigError
 from vaultevents.core.sealing import KEY_BYTES, MasterKey, parse_master_key
+from vaultevents.store.cluster import sync_folder
 
 log = structlog.get_logger("daemon")
 
@@ -89,7 +90,7 @@ def renew_key(path: Path) -> None:
     try:
         with contextlib.suppress(FileExistsError):  # the same key: this was ended here before
             os.link(path, former)
-        _sync(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise ConfigError(f"cannot keep the former key as {former} ({error.strerror}): mend that") from None
     _write_key(path, os.replace)
@@ -100,7 +101,7 @@ def put_away_former_key(path: Path) -> Path:
     kept = path.with_suffix(f".{read_key_file(path, advice='it is put away already').id}")
     try:
         path.replace(kept)
-        _sync(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise ConfigError(f"all is sealed with the new key, but {path} stays ({error.strerror}): move it") from None
     return kept
@@ -124,16 +125,8 @@ def _write_key(path: Path, put: Callable[[str, Path], None]) -> None:
                 log.info("master_key_made", path=str(path))
         finally:
             Path(name).unlink(missing_ok=True)
-        _sync(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise ConfigError(
             f"cannot write the master key file {path} ({error.strerror}): mend that, or choose another data_dir"
         ) from None
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

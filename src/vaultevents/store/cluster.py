@@ -150,6 +150,15 @@ def make_private(folder: Path, uid: int) -> None:
         os.chown(folder, uid, -1)
 
 
+def sync_folder(folder: Path) -> None:
+    """Brings what was renamed or removed in a folder onto the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def unusable(directory: Path, problem: OSError) -> DatabaseUnusable:
     """The operator's sentence for a file operation that failed in `directory`."""
     if problem.errno == errno.ENOSPC:

@@ -188,7 +188,7 @@ def _make_cluster(plan: Plan, data: Path, lock: int) -> None:
         (new / cluster.THROWAWAY).touch()
     _write_durably(cluster.password_file(plan.directory), password)
     new.rename(data)
-    _sync(plan.directory)
+    cluster.sync_folder(plan.directory)
 
 
 def _initdb(plan: Plan, new: Path, lock: int, password: str) -> None:
@@ -317,14 +317,6 @@ def _write_durably(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _lock_now(descriptor: int) -> bool:
