@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from command_line import CommandLine, Ended, asking
+from patience import PATIENCE_S
 from vaultevents.core.events import EVENT_TYPES
 from vaultevents.devnet.beaconapi import BeaconServer
 from vaultevents.devnet.chain import Chain
@@ -38,6 +39,13 @@ class Everything:
 
     async def run(self, *arguments: str) -> Ended:
         return await self.shell.run(*arguments, "--config", str(self.config))
+
+    async def status_once(self, wanted: Callable[[str], bool]) -> str:
+        """What `status` tells as soon as it is what is wanted."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not wanted(told := (await self.run("status")).ok().stdout):
+                await asyncio.sleep(0.2)
+        return told
 
     def due(self) -> set[tuple[str, str]]:
         return set(self.world.expected(now_s=time.time()))
@@ -84,11 +92,10 @@ async def test_six_event_types_and_their_replays(tmp_path: Path) -> None:
                 async def stored() -> set[tuple[str, str]]:
                     return {tuple(row) for row in await database.fetch("select account_id, id from events")}
 
-                give_up_at = time.monotonic() + 40
-                while await stored() != here.due() and time.monotonic() < give_up_at:
-                    assert (await stored()) <= here.due()
-                    await asyncio.sleep(0.2)
-                assert await stored() == here.due()
+                async with asyncio.timeout(PATIENCE_S):
+                    while await stored() != here.due():
+                        assert (await stored()) <= here.due()
+                        await asyncio.sleep(0.2)
                 kinds = {name for name in EVENT_TYPES for _, event_id in await stored() if event_id.startswith(name)}
                 assert kinds == set(EVENT_TYPES)
 
@@ -144,16 +151,12 @@ async def test_a_stalled_stream_says_why(tmp_path: Path) -> None:
     async with everything(tmp_path) as here:
         with EmbeddedPostgres(tmp_path / "data" / "postgres"):
             running = await here.shell.start("run", "--config", str(here.config))
-            while "validators" not in (await here.run("status")).ok().stdout:
-                await asyncio.sleep(0.2)
+            await here.status_once(lambda told: "validators" in told)
             here.beacon.faults.rates[Fault.SYNCING] = 1.0
             for _ in range(24):  # finality moves on, so discovery has to ask the node
                 here.world.step()
             await running.said("discovery_waits")
-            give_up_at = time.monotonic() + 20
-            while "stalled" not in (said := (await here.run("status")).ok().stdout) and time.monotonic() < give_up_at:
-                await asyncio.sleep(0.2)
-            assert "syncing" in said
+            assert "syncing" in await here.status_once(lambda told: "stalled" in told)
             await running.end()
 
 
@@ -168,8 +171,6 @@ async def test_a_first_start_with_a_node_that_syncs_says_why_nothing_begins(tmp_
             assert "syncing" in said
             here.beacon.faults.stop()
             await running.said("validator_scan_done")
-            give_up_at = time.monotonic() + 20
-            while "stalled" in (await here.run("status")).ok().stdout and time.monotonic() < give_up_at:
-                await asyncio.sleep(0.2)
+            await here.status_once(lambda told: "stalled" not in told)
             assert "stalled" not in (await here.run("status")).ok().stdout
             await running.end()

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache
 from io import StringIO
@@ -30,25 +30,13 @@ from command_line import PROGRAM, Ended, Place, asking, place
 from vaultevents.api.problems import CODES
 from vaultevents.core.rsakeys import fingerprint, parse_public_key
 from vaultevents.devnet.world import World
-from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
+from vaultevents.store.embedded import ServerAddress
 
 pytestmark = pytest.mark.e2e
 
 DOCUMENTS = Path(__file__).resolve().parents[2] / "docs"
 DOCUMENT = (DOCUMENTS / "api.md").read_text(encoding="utf-8")
 STEP_S = 30
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("data")
-
-
-@pytest.fixture(scope="module")
-def server(data_dir: Path) -> Iterator[ServerAddress]:
-    """Keeps the server of `data_dir` up between the commands, as a running daemon would."""
-    with EmbeddedPostgres(data_dir / "postgres") as address:
-        yield address
 
 
 @pytest.fixture

@@ -28,18 +28,6 @@ pytestmark = pytest.mark.e2e
 VAULT = "0x5FbDB2315678afecb367f032d93F642f64180aa3"
 
 
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("data")
-
-
-@pytest.fixture(scope="module")
-def server(data_dir: Path) -> Iterator[ServerAddress]:
-    """Keeps the server of `data_dir` up between the commands, as a running daemon would."""
-    with EmbeddedPostgres(data_dir / "postgres") as address:
-        yield address
-
-
 @pytest.fixture
 async def here(tmp_path: Path, data_dir: Path, server: ServerAddress) -> AsyncIterator[Place]:
     world = World(4)

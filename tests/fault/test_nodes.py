@@ -9,135 +9,41 @@ from __future__ import annotations
 import asyncio
 import sys
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
+from node_troubles import (
+    BEGUN,
+    BLOCKS,
+    LAG,
+    OPTIONS,
+    TROUBLES,
+    Trouble,
+    followed,
+    forked,
+    heal,
+    is_on_another_fork,
+    world_of,
+)
+from patience import PATIENCE_S, until
 from vaultevents.chain import proofs, settling
-from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity
+from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
 from vaultevents.core.errors import NodeFault
 from vaultevents.core.spans import Span
-from vaultevents.core.units import Hash32
-from vaultevents.devnet.acts import Funding, log_of
 from vaultevents.devnet.blocks import FULL_BLOCK_LOGS, PlacedLog
 from vaultevents.devnet.chain import Absent, At, Chain, Lag
 from vaultevents.devnet.execution import Balancer, ExecutionServer
 from vaultevents.devnet.faults import Fault
 from vaultevents.devnet.node import Node
 from vaultevents.devnet.world import World
-from vaultevents.store.cursors import first_block
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 from vaultevents.watch import watcher
-from vaultevents.watch.hint import Hint
 from vaultevents.watch.logs import LogsSource
-from vaultevents.watch.streams import Stream, follow
-from worlds import Rows, drive, open_at, register, rows
+from worlds import Rows, drive, rows
 
 pytestmark = pytest.mark.fault
-
-BLOCKS, FORK, BEGUN = 120, 40, 60
-LAG = 20
-HANG_S = 0.4
-OPTIONS = ExecutionOptions(
-    headers="every",  # in backfills, too: with fewer headers the audit behind them finds what silence has hidden
-    retry_wait_s=0.01,
-    set_aside_s=0.1,
-    log_range_start=25,
-    answer_limit_bytes=2**20,
-)
-
-
-Trouble = Callable[[ExecutionServer, World], None]
-
-
-class Serving(Protocol):
-    async def start(self) -> str: ...
-    async def stop(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How the stream stood when it had everything, or when nothing had moved for a while."""
-
-    lost: int
-    extra: int
-
-    @property
-    def is_right(self) -> bool:
-        return not (self.lost or self.extra)
-
-
-@dataclass(frozen=True, slots=True)
-class Story:
-    """A stream that is being read while its chain may grow."""
-
-    database: Database
-    world: World
-
-    async def extra(self) -> int:
-        """What is stored and not, or not so, in the chain's own record."""
-        wanted = self.world.expected()
-        return sum(wanted.get(key) != body for key, body in (await rows(self.database)).items())
-
-    async def grow(self, blocks: int) -> None:
-        for number in range(blocks):
-            self.world.step()
-            if number % 5 == 4:
-                await asyncio.sleep(0.01)
-
-    async def ending(self, patience_s: float = 3.0, behind: int = 0) -> Ending:
-        """Once all is read, up to `behind` blocks before the end, or nothing has moved for `patience_s`."""
-        assert self.world.chain.finalized_number is not None
-        last = self.world.chain.finalized_number - behind
-        loop = asyncio.get_running_loop()
-        seen, since_s = None, loop.time()
-        while loop.time() - since_s < patience_s:
-            if (now := await self._progress()) != seen:
-                seen, since_s = now, loop.time()
-            position, backfills, _ = now
-            if position >= last and not backfills:
-                break
-            await asyncio.sleep(0.03)
-        return Ending(
-            len(self.world.expected(through=last).keys() - (await rows(self.database)).keys()), await self.extra()
-        )
-
-    async def _progress(self) -> tuple[int, list[int], int]:
-        outbox = Outbox(self.database)
-        live = await outbox.live("logs")
-        assert live is not None
-        backfills = [one.position for one in await outbox.backfills("logs")]
-        return live.position, backfills, len(await rows(self.database))
-
-
-@asynccontextmanager
-async def followed(
-    database: Database, world: World, *servers: Serving, begun: int = BEGUN, options: ExecutionOptions = OPTIONS
-) -> AsyncIterator[Story]:
-    """The logs of a world read as the daemon does it: live from block `begun` on, with a backfill of what is before."""
-    await register(database, world)
-    await open_at(database, world, begun)
-    genesis = world.chain.block(0)
-    assert genesis is not None
-    async with AsyncExitStack() as stack:
-        urls = []
-        for server in servers:
-            urls.append(await server.start())
-            stack.push_async_callback(server.stop)
-        chain = await stack.enter_async_context(ExecutionChain(urls, head=HeadPolicy(), options=options))
-        chain.expect(Identity(world.chain.chain_id, Hash32(genesis.hash)))
-        stream = Stream(LogsSource(chain), "block", first_block, 10, 0.02, backfill_step=10)
-        task = asyncio.create_task(follow(stream, Outbox(database), lambda _: None, Hint()))
-        try:
-            yield Story(database, world)
-            assert not task.done()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.fixture(autouse=True)
@@ -145,104 +51,43 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher, "BACKOFF_S", (0.03,))
 
 
-def world_of(seed: int, blocks: int = BLOCKS, chain: Chain | None = None) -> World:
-    world = World(seed, chain=chain, events_per_block=1.5)
-    world.history(blocks, blocks)
-    return world
+every_trouble = pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble: trouble.begin.__name__)
 
 
-def forked(world: World, at: int, blocks: int, seed: int = 99) -> Chain:
-    """A branch of which each block pays to a watched vault: whoever believes it tells what never was."""
-    vault = world.registrations[0].address
-    branch = world.chain.fork(at, seed) if at else Chain(seed)
-    for _ in range(blocks):
-        branch.mine([branch.transaction([log_of(Funding(vault, 10**18))])])
-    return branch
-
-
-def lags(server: ExecutionServer, _: World) -> None:
-    server.node.behind = LAG
-
-
-def lies_and_fails(server: ExecutionServer, _: World) -> None:
-    server.faults.rates = {Fault.EMPTY_LOGS: 0.01, Fault.TRUNCATED_LOGS: 0.02, Fault.ERROR: 0.05}
-    server.faults.once(Fault.EMPTY_LOGS, 2)
-
-
-def is_another_chain(server: ExecutionServer, world: World) -> None:
-    server.node.chain = forked(world, 0, 2 * BLOCKS)
-
-
-def is_on_another_fork(server: ExecutionServer, world: World) -> None:
-    server.node.chain = forked(world, FORK, 2 * BLOCKS)
-
-
-def is_pruned(server: ExecutionServer, _: World) -> None:
-    server.node.oldest = BLOCKS
-
-
-def has_lost_its_receipts(server: ExecutionServer, _: World) -> None:
-    server.node.oldest_logs = BLOCKS
-
-
-def hangs(server: ExecutionServer, _: World) -> None:
-    server.faults.rates = {Fault.HANG: 1.0}
-
-
-def options_for(trouble: Trouble) -> ExecutionOptions:
-    return replace(OPTIONS, total_timeout_s=HANG_S) if trouble is hangs else OPTIONS
-
-
-def limit_rate(server: ExecutionServer, trouble: Trouble) -> None:
-    """A burst of 429, each with `Retry-After: 1`, from the one that also fails in other ways."""
-    if trouble is lies_and_fails:
-        server.faults.once(Fault.HTTP_429, 2)
-
-
-def heal(server: ExecutionServer, world: World) -> None:
-    server.node.chain, server.node.behind, server.node.oldest, server.node.oldest_logs = world.chain, 0, 0, 0
-    server.faults.stop()
-
-
-AT_FIRST: Sequence[Trouble] = (lags, lies_and_fails, is_pruned, has_lost_its_receipts, hangs)
-LATER: Sequence[Trouble] = (is_another_chain, is_on_another_fork)
-"""Those that a node shows by what does not link to the blocks before."""
-
-
-@pytest.mark.parametrize("trouble", [*AT_FIRST, *LATER])
+@every_trouble
 async def test_one_bad_node_of_three_loses_nothing_and_invents_nothing(database: Database, trouble: Trouble) -> None:
     world = world_of(31)
     bad, *good = (ExecutionServer(world.chain) for _ in range(3))
-    if trouble in AT_FIRST:
-        trouble(bad, world)
-    async with followed(database, world, bad, *good, options=options_for(trouble)) as story:
-        assert (await story.ending(behind=LAG if trouble is lags else 0)).is_right
-        trouble(bad, world)
-        limit_rate(bad, trouble)
+    if trouble.from_the_start:
+        trouble.begin(bad, world)
+    async with followed(database, world, bad, *good, options=trouble.options) as story:
+        assert (await story.ending(behind=trouble.behind)).is_right
+        trouble.begin(bad, world)
+        bad.faults.once(Fault.HTTP_429, trouble.bursts)
         await story.grow(40)
-        assert (await story.ending(behind=LAG if trouble is lags else 0)).is_right
+        assert (await story.ending(behind=trouble.behind)).is_right
 
 
-@pytest.mark.parametrize("trouble", [*AT_FIRST, *LATER])
+@every_trouble
 async def test_one_bad_node_alone_invents_nothing_and_loses_nothing_in_the_end(
     database: Database, trouble: Trouble
 ) -> None:
     world = world_of(32)
     node = ExecutionServer(world.chain)
-    if trouble in AT_FIRST:
-        trouble(node, world)
-    async with followed(database, world, node, options=options_for(trouble)) as story:
-        if trouble in LATER:
+    if trouble.from_the_start:
+        trouble.begin(node, world)
+    async with followed(database, world, node, options=trouble.options) as story:
+        if not trouble.from_the_start:
             assert (await story.ending()).is_right
-            trouble(node, world)
+            trouble.begin(node, world)
         await story.grow(40)
         await asyncio.sleep(0.2)
         assert await story.extra() == 0
-        if trouble is lies_and_fails:  # this one is got over without help
+        if trouble.heals_itself:
             assert (await story.ending()).is_right
-            limit_rate(node, trouble)
+            node.faults.once(Fault.HTTP_429, trouble.bursts)
             await story.grow(20)
-            assert (await story.ending(patience_s=20)).is_right
+            assert (await story.ending()).is_right
             assert node.faults.fired[Fault.EMPTY_LOGS] > 1
         heal(node, world)
         assert (await story.ending()).is_right
@@ -398,9 +243,12 @@ async def test_full_blocks_are_read_but_a_build_that_takes_each_positive_bloom_f
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every bloom of these blocks is positive by chance; one node alone."""
+    distrusted = 0
 
     async def distrust(node: Any, _nodes: Any, part: Any, _terms: Any) -> None:
+        nonlocal distrusted
         if part.unanswered(sorted(part.headers)):
+            distrusted += 1
             raise NodeFault(node.name, "a bloom is positive and there is no log")
 
     chain = Chain(38)
@@ -410,6 +258,7 @@ async def test_full_blocks_are_read_but_a_build_that_takes_each_positive_bloom_f
     with monkeypatch.context() as broken:
         broken.setattr(settling, "_ask_another", distrust)
         async with followed(database, world, ExecutionServer(chain), begun=0, options=options) as story:
+            await until(lambda: distrusted >= 3)
             ending = await story.ending(patience_s=0.5)
             assert ending.lost > 0 and ending.extra == 0
             broken.undo()
@@ -436,5 +285,8 @@ async def test_a_build_that_reads_by_number_only_believes_another_fork(
     bad, good = (ExecutionServer(world.chain) for _ in range(2))
     is_on_another_fork(bad, world)
     async with followed(database, world, bad, good) as story:
-        ending = await story.ending(patience_s=0.7)
+        async with asyncio.timeout(PATIENCE_S):
+            while not await story.extra():
+                await asyncio.sleep(0.03)
+        ending = await story.ending()
     assert ending.lost > 0 and ending.extra > 0

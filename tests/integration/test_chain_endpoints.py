@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
@@ -33,12 +33,9 @@ class Node:
     name: str
     error: Exception | None = None
     asked: int = 0
-    clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
-        self.line = Line(
-            self.name, "execution", Counters(), attempts=3, wait_s=0.0, set_aside_s=30.0, clock=lambda: self.clock()
-        )
+        self.line = Line(self.name, "execution", Counters(), attempts=3, wait_s=0.0, set_aside_s=30.0)
 
     async def answer(self) -> str:
         self.asked += 1
@@ -56,7 +53,7 @@ def endpoints(*nodes: Node, admit: Callable[[Node], Awaitable[None]] | None = No
 
     clock = Clock()
     for node in nodes:
-        node.clock = clock
+        node.line.clock = clock
     return Endpoints(nodes, admit or anyone), clock
 
 

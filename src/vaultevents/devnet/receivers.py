@@ -125,7 +125,7 @@ class Hook:
         """The requests that were answered with 2xx."""
         return [one for one in self.ledger if isinstance(one.answer, Reply) and 200 <= one.answer.status < 300]
 
-    async def arrivals(self, count: int, timeout_s: float = 10.0) -> list[Received]:
+    async def arrivals(self, count: int, timeout_s: float = 60.0) -> list[Received]:
         """The ledger, once it has at least `count` entries. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s):
             while len(self.ledger) < count:
