@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
@@ -54,6 +55,18 @@ class StakingSources:
             await read_to_head(source, outbox, step)
         await self.discovery.step()
         await read_to_head(self.validators, outbox, step)
+
+
+@asynccontextmanager
+async def in_background(endless: Coroutine[object, object, None]) -> AsyncIterator[None]:
+    """Runs what never ends beside the test, which fails if it ended."""
+    task = asyncio.create_task(endless)
+    try:
+        yield
+        assert not task.done(), task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @asynccontextmanager
