@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 PATIENCE_S = 60.0
 
@@ -25,3 +25,10 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Likewise, for what has to be asked for."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not await condition():
+            await asyncio.sleep(0.02)

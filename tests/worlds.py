@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,9 @@ from functools import partial
 from vaultevents.chain.beacon import BeaconChain, BeaconOptions
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
 from vaultevents.core.chaintime import ChainTime
+from vaultevents.core.logs import TOPICS, Log
+from vaultevents.core.registry import Watched
+from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, hex_text
 from vaultevents.devnet.beaconapi import BeaconServer
 from vaultevents.devnet.execution import ExecutionServer
@@ -28,6 +32,8 @@ from vaultevents.watch.watcher import Advanced, Done, Idle, advance
 from vaultevents.watch.withdrawals import WithdrawalsSource
 
 Rows = dict[tuple[str, str], bytes]
+LogFact = tuple[int, int, bytes, bytes, bytes]
+"""Of a log: its block, its index there, its transaction, its emitter and its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +63,38 @@ class StakingSources:
 
 
 @asynccontextmanager
+async def in_background(endless: Coroutine[object, object, None]) -> AsyncIterator[None]:
+    """Runs what never ends beside the test, which fails if it ended."""
+    task = asyncio.create_task(endless)
+    try:
+        yield
+        assert not task.done(), task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def connected(
+    *servers: ExecutionServer, options: ExecutionOptions | None = None, head: str = "finalized"
+) -> AsyncIterator[ExecutionChain]:
+    """The chain as seen through devnet nodes that run, the first one preferred."""
+    urls = [await server.start() for server in servers]
+    try:
+        async with ExecutionChain(urls, head=HeadPolicy.parse(head), options=options) as chain:
+            yield chain
+    finally:
+        for server in servers:
+            await server.stop()
+
+
+@asynccontextmanager
 async def reading(
     *servers: ExecutionServer, options: ExecutionOptions | None = None, head: str = "finalized"
 ) -> AsyncIterator[LogsSource]:
     """The logs source over running devnet nodes."""
-    urls = [await server.start() for server in servers]
-    try:
-        async with ExecutionChain(urls, head=HeadPolicy.parse(head), options=options) as chain:
-            yield LogsSource(chain)
-    finally:
-        for server in servers:
-            await server.stop()
+    async with connected(*servers, options=options, head=head) as chain:
+        yield LogsSource(chain)
 
 
 @asynccontextmanager
@@ -96,6 +123,32 @@ async def staking(
     finally:
         await node.stop()
         await beacon_node.stop()
+
+
+def watched(world: World) -> Watched:
+    return Watched(
+        frozenset(Address(one.address) for one in world.registrations),
+        frozenset(Address(one.queue) for one in world.registrations if one.queue is not None),
+    )
+
+
+def whole(world: World) -> Span:
+    """All that is final."""
+    assert world.chain.finalized_number is not None
+    return Span(0, world.chain.finalized_number)
+
+
+def truth(world: World, span: Span) -> list[LogFact]:
+    """The logs of the contract events in a span, by the chain's own record."""
+    return [
+        (one.block.number, one.log_index, one.tx_hash, one.log.address, one.log.data)
+        for one in world.chain.logs(span.first, span.last, TOPICS)
+    ]
+
+
+def log_facts(logs: Iterable[Log]) -> list[LogFact]:
+    """Logs that were read, in the form of `truth`."""
+    return [(log.block_number, log.log_index, log.tx_hash, log.address, log.data) for log in logs]
 
 
 async def add_accounts(database: Database, registrations: Iterable[Registration]) -> None:

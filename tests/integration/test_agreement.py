@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, LogRange
+from vaultevents.chain.execution import ExecutionChain, ExecutionOptions
 from vaultevents.core.errors import ConfigError, SourceUnavailable
 from vaultevents.core.logs import TOPICS
-from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
-from vaultevents.core.units import Address
 from vaultevents.devnet.blocks import PlacedLog
+from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
+from vaultevents.devnet.node import Node
 from vaultevents.devnet.world import World
+from worlds import LogFact, connected, log_facts, truth, watched
 
 pytestmark = pytest.mark.integration
 
 SPAN = Span(1, 58)
 
 
-class Hiding(ExecutionServer):
+class Hiding(Node):
     """Has no logs of one block, whoever asks and however."""
 
-    def __init__(self, world: World, block: int, **options: Any) -> None:
-        super().__init__(world.chain, **options)
-        real = self.node.logs
+    def __init__(self, chain: Chain, block: int) -> None:
+        super().__init__(chain)
+        self.hidden = block
 
-        def hidden(query: object) -> list[PlacedLog]:
-            return [one for one in real(query) if one.block.number != block]
+    def logs(self, query: object) -> list[PlacedLog]:
+        return [one for one in super().logs(query) if one.block.number != self.hidden]
 
-        self._hidden = hidden
 
-    def _logs(self, query: object, key: str) -> list[Any]:
-        return [self._raw(placed) for placed in self._hidden(query)]
+def hiding(world: World, block: int) -> ExecutionServer:
+    server = ExecutionServer(world.chain)
+    server.node = Hiding(world.chain, block)
+    return server
 
 
 @pytest.fixture(scope="module")
@@ -50,36 +50,21 @@ def with_logs(world: World) -> list[int]:
     return sorted({one.block.number for one in world.chain.logs(SPAN.first + 1, SPAN.last - 1, TOPICS)})
 
 
-async def read(world: World, chain: ExecutionChain) -> LogRange:
-    vaults = frozenset(Address(one.address) for one in world.registrations)
-    queues = frozenset(Address(one.queue) for one in world.registrations if one.queue is not None)
-    return await chain.read_logs(SPAN, Watched(vaults, queues), None, every=False)
+async def read(chain: ExecutionChain, world: World) -> list[LogFact]:
+    return log_facts((await chain.read_logs(SPAN, watched(world), None, every=False)).logs)
 
 
-def found(world: World, logs: LogRange) -> bool:
-    truth = [(one.block.number, one.log_index) for one in world.chain.logs(SPAN.first, SPAN.last, TOPICS)]
-    return [(log.block_number, log.log_index) for log in logs.logs] == truth
-
-
-@asynccontextmanager
-async def reading(agreement: int, *servers: ExecutionServer) -> AsyncIterator[ExecutionChain]:
-    urls = [await server.start() for server in servers]
-    try:
-        options = ExecutionOptions(agreement=agreement, retry_wait_s=0.01)
-        async with ExecutionChain(urls, head=HeadPolicy(), options=options) as chain:
-            yield chain
-    finally:
-        for server in servers:
-            await server.stop()
+def reading(agreement: int, *servers: ExecutionServer) -> AbstractAsyncContextManager[ExecutionChain]:
+    return connected(*servers, options=ExecutionOptions(agreement=agreement, retry_wait_s=0.01))
 
 
 async def test_a_consistent_lie_is_outvoted_and_its_node_named(made: World) -> None:
     number = with_logs(made)[3]
-    async with reading(1, Hiding(made, number), ExecutionServer(made.chain)) as chain:
-        assert not found(made, await read(made, chain)), "the lie must be one that a node alone gets away with"
+    async with reading(1, hiding(made, number), ExecutionServer(made.chain)) as chain:
+        assert await read(chain, made) != truth(made, SPAN), "the lie must be one that a node alone gets away with"
     honest = ExecutionServer(made.chain), ExecutionServer(made.chain, block_timestamp=False)
-    async with reading(2, Hiding(made, number), *honest) as chain:
-        assert found(made, await read(made, chain))
+    async with reading(2, hiding(made, number), *honest) as chain:
+        assert await read(chain, made) == truth(made, SPAN)
         assert chain.counters.node_faults == 1
         liar, *others = chain.memories()
         assert liar.state == "open" and "otherwise" in (liar.problem or "")
@@ -88,16 +73,19 @@ async def test_a_consistent_lie_is_outvoted_and_its_node_named(made: World) -> N
 
 async def test_where_too_few_agree_nothing_is_read(made: World) -> None:
     first, second, *_ = with_logs(made)
-    async with reading(2, Hiding(made, first), Hiding(made, second)) as chain:
+    async with reading(2, hiding(made, first), hiding(made, second)) as chain:
         with pytest.raises(SourceUnavailable, match="at most 1 of them agree, and 2 have to"):
-            await read(made, chain)
+            await read(chain, made)
 
 
 async def test_a_node_that_is_away_counts_for_nothing(made: World) -> None:
     away = ExecutionServer(made.chain)
     async with reading(2, away, ExecutionServer(made.chain), ExecutionServer(made.chain)) as chain:
         await away.stop()
-        assert found(made, await read(made, chain))
+        assert await read(chain, made) == truth(made, SPAN)
+
+
+async def test_more_nodes_than_there_are_cannot_have_to_agree(made: World) -> None:
     with pytest.raises(ConfigError, match=r"name more in execution\.urls"):
         async with reading(2, ExecutionServer(made.chain)):
             pass

@@ -125,7 +125,6 @@ def test_generated_requests_meet_only_what_is_documented(served: Served) -> None
             @seed(20261121)
             @settings(
                 max_examples=each,
-                deadline=None,
                 database=None,
                 suppress_health_check=list(HealthCheck),
             )

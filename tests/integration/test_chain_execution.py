@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
-from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity, LogRange
+from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity
 from vaultevents.chain.refusals import RangeSize
 from vaultevents.core.errors import ConfigError, InputError, SourceUnavailable, WrongNetwork
-from vaultevents.core.logs import TOPICS
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32
@@ -19,48 +17,19 @@ from vaultevents.devnet.chain import Absent, At, Chain
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.faults import Fault
 from vaultevents.devnet.world import World
+from worlds import connected, log_facts, truth, watched
 
 pytestmark = pytest.mark.integration
 
 QUICK = ExecutionOptions(retry_wait_s=0.01)
 
-
-@asynccontextmanager
-async def reading(
-    *servers: ExecutionServer, head: str = "finalized", options: ExecutionOptions = QUICK
-) -> AsyncIterator[ExecutionChain]:
-    """The chain as seen through these nodes, the first one preferred."""
-    urls = [await server.start() for server in servers]
-    try:
-        async with ExecutionChain(urls, head=HeadPolicy.parse(head), options=options) as chain:
-            yield chain
-    finally:
-        for server in servers:
-            await server.stop()
+reading = partial(connected, options=QUICK)
 
 
 def world(blocks: int = 120, seed: int = 7) -> World:
     made = World(seed)
     made.history(blocks)
     return made
-
-
-def watched(made: World) -> Watched:
-    return Watched(
-        frozenset(Address(one.address) for one in made.registrations),
-        frozenset(Address(one.queue) for one in made.registrations if one.queue is not None),
-    )
-
-
-def truth(made: World, span: Span) -> list[tuple[int, int, bytes, bytes, bytes]]:
-    return [
-        (one.block.number, one.log_index, one.tx_hash, one.log.address, one.log.data)
-        for one in made.chain.logs(span.first, span.last, TOPICS)
-    ]
-
-
-def read(found: LogRange) -> list[tuple[int, int, bytes, bytes, bytes]]:
-    return [(log.block_number, log.log_index, log.tx_hash, log.address, log.data) for log in found.logs]
 
 
 def anchor(made: World, span: Span) -> Hash32:
@@ -191,7 +160,7 @@ async def test_every_way_of_reading_gives_every_log(
     options = ExecutionOptions(log_range_start=50, batch_size=20)
     async with reading(server, options=options) as nodes:
         found = await nodes.read_logs(span, watched(made), anchor(made, span), every=every)
-    assert read(found) == truth(made, span)
+    assert log_facts(found.logs) == truth(made, span)
     assert found.last.number == 118
     ours = {log.block_number for log in found.logs if log.address in watched(made).vaults | watched(made).queues}
     assert ours
@@ -220,7 +189,7 @@ async def test_limits_are_learned_and_grown_out_of_in_every_providers_words(
     made, span = world(), Span(1, 118)
     server = ExecutionServer(made.chain, limit_style=style, max_range=max_range, max_results=max_results)
     async with reading(server) as nodes:
-        assert read(await nodes.read_logs(span, watched(made), None)) == truth(made, span)
+        assert log_facts((await nodes.read_logs(span, watched(made), None)).logs) == truth(made, span)
         assert nodes.counters.ranges_refused > 0
         server.node.max_range = server.node.max_results = None
         monkeypatch.setattr(RangeSize, "FORGOTTEN_S", 0.0)  # an hour has passed
@@ -228,7 +197,7 @@ async def test_limits_are_learned_and_grown_out_of_in_every_providers_words(
         asked = []
         for _ in range(8):
             before = server.calls["eth_getLogs"]
-            assert read(await nodes.read_logs(span, watched(made), None)) == truth(made, span)
+            assert log_facts((await nodes.read_logs(span, watched(made), None)).logs) == truth(made, span)
             asked.append(server.calls["eth_getLogs"] - before)
         assert nodes.counters.ranges_refused == refused
         assert asked[-1] < asked[0]
@@ -253,7 +222,7 @@ async def test_full_blooms_are_suspicious_but_never_stall() -> None:
         options = ExecutionOptions(suspicion_share=share)
         async with reading(server, options=options) as nodes:
             found = await nodes.read_logs(span, watched(made), anchor(made, span))
-            assert read(found) == truth(made, span)
+            assert log_facts(found.logs) == truth(made, span)
             assert nodes.counters.node_faults == 0
             assert nodes.counters.suspicions > 40
             assert 0.7 * proofs <= nodes.counters.full_proofs <= proofs
@@ -266,7 +235,7 @@ async def test_a_suspicion_is_settled_with_another_node_where_there_is_one() -> 
     made.history(40)
     span, first, second = Span(2, 39), ExecutionServer(made.chain), ExecutionServer(made.chain)
     async with reading(first, second, options=ExecutionOptions(suspicion_share=0.0)) as nodes:
-        assert read(await nodes.read_logs(span, watched(made), None)) == truth(made, span)
+        assert log_facts((await nodes.read_logs(span, watched(made), None)).logs) == truth(made, span)
         assert nodes.counters.second_opinions == nodes.counters.suspicions > 0
     assert set(second.calls) == {"eth_getLogs"}
 
@@ -275,7 +244,7 @@ async def test_a_lagging_node_is_not_believed_to_have_seen_silence() -> None:
     made, span = world(), Span(1, 118)
     behind, right = ExecutionServer(made.chain, behind=20), ExecutionServer(made.chain)
     async with reading(behind, right) as nodes:
-        assert read(await nodes.read_logs(span, watched(made), None)) == truth(made, span)
+        assert log_facts((await nodes.read_logs(span, watched(made), None)).logs) == truth(made, span)
         assert nodes.counters.unavailable == 1
     async with reading(ExecutionServer(made.chain, behind=20)) as nodes:
         with pytest.raises(SourceUnavailable, match="does not have block 118"):

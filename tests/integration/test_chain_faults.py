@@ -12,21 +12,19 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from vaultevents.chain import proofs
-from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, LogRange
+from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
 from vaultevents.core.errors import InputError, NodeFault, RangeTooLarge, SourceUnavailable
-from vaultevents.core.logs import TOPICS, Log
 from vaultevents.core.nodes import LogLimit
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32
-from vaultevents.devnet.blocks import FULL_BLOCK_LOGS
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.faults import Fault
 from vaultevents.devnet.loopback import LoopbackServer
 from vaultevents.devnet.node import Node
 from vaultevents.devnet.rpc import RpcError
 from vaultevents.devnet.world import World
+from worlds import log_facts, truth, watched
 
 pytestmark = pytest.mark.integration
 
@@ -43,21 +41,6 @@ def made() -> World:
     world = World(11)
     world.history(60)
     return world
-
-
-def watched(world: World) -> Watched:
-    return Watched(
-        frozenset(Address(one.address) for one in world.registrations),
-        frozenset(Address(one.queue) for one in world.registrations if one.queue is not None),
-    )
-
-
-def truth(world: World, span: Span = SPAN) -> list[tuple[int, int, bytes]]:
-    return [(one.block.number, one.log_index, one.log.data) for one in world.chain.logs(span.first, span.last, TOPICS)]
-
-
-def read(found: LogRange) -> list[tuple[int, int, bytes]]:
-    return [(log.block_number, log.log_index, log.data) for log in found.logs]
 
 
 class Hostile:
@@ -208,7 +191,7 @@ async def test_no_lie_gives_a_result_and_another_node_is_asked(made: World, lie:
             assert caught.value.__context__ is None or SECRET not in repr(caught.value.__context__)
             assert SECRET not in repr(caught.value)
         async with reading(make(made), ExecutionServer(made.chain)) as nodes:
-            assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+            assert log_facts((await nodes.read_logs(SPAN, watched(made), None)).logs) == truth(made, SPAN)
             assert any(entry.get("node") == nodes.nodes[0] and "problem" in entry for entry in logged)
     assert SECRET not in repr(logged)
 
@@ -236,7 +219,7 @@ async def test_with_fewer_headers_these_lies_give_no_result_either(made: World, 
         with pytest.raises(NodeFault):
             await alone.read_logs(SPAN, watched(made), None, every=False)
     async with reading(make(), ExecutionServer(made.chain), options=options) as nodes:
-        assert read(await nodes.read_logs(SPAN, watched(made), None, every=False)) == truth(made)
+        assert log_facts((await nodes.read_logs(SPAN, watched(made), None, every=False)).logs) == truth(made, SPAN)
 
 
 async def test_given_times_that_do_not_rise_are_replaced_by_headers(made: World) -> None:
@@ -272,7 +255,7 @@ async def test_unwatched_emitters_pass_through(made: World) -> None:
     async with reading(Hostile(made)) as nodes:
         one = Watched(frozenset(sorted(vault)[:1]), frozenset())
         found = await nodes.read_logs(SPAN, one, None)
-    assert read(found) == truth(made)
+    assert log_facts(found.logs) == truth(made, SPAN)
     assert found.times_s.keys() == {
         log.block_number for log in found.logs if log.address in one.vaults and len(log.topics) == 1
     }
@@ -316,9 +299,9 @@ async def test_a_node_that_takes_few_calls_at_once_is_learned(made: World, refus
 
     server = Hostile(made, answer=answer, whole=whole)
     async with reading(server) as nodes:
-        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+        assert log_facts((await nodes.read_logs(SPAN, watched(made), None)).logs) == truth(made, SPAN)
         server.batches.clear()
-        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+        assert log_facts((await nodes.read_logs(SPAN, watched(made), None)).logs) == truth(made, SPAN)
         assert max(server.batches) <= 3
 
 
@@ -328,7 +311,7 @@ async def test_a_node_without_batches_is_asked_one_by_one(made: World) -> None:
 
     server = Hostile(made, whole=whole)
     async with reading(server) as nodes:
-        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+        assert log_facts((await nodes.read_logs(SPAN, watched(made), None)).logs) == truth(made, SPAN)
         server.batches.clear()
         await nodes.read_logs(SPAN, watched(made), None)
         assert set(server.batches) == {1}
@@ -337,14 +320,14 @@ async def test_a_node_without_batches_is_asked_one_by_one(made: World) -> None:
 async def test_answers_that_are_too_large_together_are_asked_apart(made: World) -> None:
     options = ExecutionOptions(answer_limit_bytes=30_000, batch_size=100, log_range_start=60)
     async with reading(Hostile(made), options=options) as nodes:
-        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+        assert log_facts((await nodes.read_logs(SPAN, watched(made), None)).logs) == truth(made, SPAN)
 
 
 @pytest.mark.parametrize("status", [500, 503])
 async def test_a_passing_fault_is_waited_out_at_the_same_node(made: World, status: int) -> None:
     server = Hostile(made, whole=lambda _: None if server.exchanges % 3 == 0 else web.Response(status=status))
     async with reading(server) as nodes:
-        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+        assert log_facts((await nodes.read_logs(SPAN, watched(made), None)).logs) == truth(made, SPAN)
         assert nodes.counters.retries > 0
         assert nodes.counters.unavailable == 0
 
@@ -415,81 +398,7 @@ async def test_a_limit_that_only_the_data_of_an_error_tells_is_learned(made: Wor
             return super()._reply(call)
 
     async with reading(Terse(made)) as nodes:
-        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
+        assert log_facts((await nodes.read_logs(SPAN, watched(made), None)).logs) == truth(made, SPAN)
         assert nodes.counters.ranges_refused == 1
         (memory,) = nodes.memories()
         assert memory.logs == LogLimit(20, 21)
-
-
-async def collect(made: World, *servers: ExecutionServer, rounds: int = 60) -> tuple[list[tuple[int, int, bytes]], int]:
-    """All logs, span after span as a watcher reads them, and how often a span had to be tried again."""
-    logs: list[Log] = []
-    failures, first = 0, 1
-    anchor: Hash32 | None = None
-    async with reading(*servers, options=ExecutionOptions(retry_wait_s=0.01, set_aside_s=0.05)) as nodes:
-        while first <= SPAN.last and failures < rounds:
-            try:
-                found = await nodes.read_logs(Span(first, min(first + 9, SPAN.last)), watched(made), anchor)
-            except SourceUnavailable:
-                failures += 1
-                continue
-            logs += found.logs
-            first, anchor = found.last.number + 1, found.last.hash
-    return [(log.block_number, log.log_index, log.data) for log in logs], failures
-
-
-@pytest.mark.parametrize("fault", [Fault.EMPTY_LOGS, Fault.TRUNCATED_LOGS])
-@pytest.mark.parametrize("alone", [True, False])
-async def test_silence_on_a_tenth_of_the_calls_loses_nothing(made: World, fault: Fault, alone: bool) -> None:
-    servers = [ExecutionServer(made.chain) for _ in range(1 if alone else 3)]
-    for seed, server in enumerate(servers, start=3):
-        server.faults.seed = seed
-        server.faults.rates = {fault: 0.1}
-    found, failures = await collect(made, *servers)
-    assert found == truth(made)
-    assert failures < 10
-    assert sum(server.faults.fired[fault] for server in servers) > 0
-
-
-async def test_without_the_bloom_check_silence_loses_logs(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proofs, "unanswered", lambda *_: False)
-    server = ExecutionServer(made.chain)
-    server.faults.rates = {Fault.EMPTY_LOGS: 0.1}
-    server.faults.seed = 3
-    found, _ = await collect(made, server)
-    assert set(found) < set(truth(made))
-
-
-async def test_silence_in_full_blocks_loses_nothing_either() -> None:
-    full = World(5)
-    full.chain.filler_logs = FULL_BLOCK_LOGS
-    full.history(60)
-    server = ExecutionServer(full.chain)
-    server.faults.rates = {Fault.EMPTY_LOGS: 0.05}
-    found, failures = await collect(full, server)
-    assert found == truth(full)
-    assert failures < 20
-
-
-async def test_a_log_that_only_another_node_knows_is_not_lost(made: World) -> None:
-    """The first node is silent for good, and no block is proven from all of its logs."""
-    options = ExecutionOptions(suspicion_share=0.0)
-    async with reading(Hostile(made, no_logs), ExecutionServer(made.chain), options=options) as nodes:
-        assert read(await nodes.read_logs(SPAN, watched(made), None)) == truth(made)
-        assert nodes.counters.node_faults == 1
-    async with reading(Hostile(made, no_logs), options=options) as nodes:
-        assert read(await nodes.read_logs(SPAN, watched(made), None)) == []  # so that is what the share is for
-
-
-async def test_a_block_with_more_logs_than_a_node_gives_does_not_stop_the_stream() -> None:
-    full = World(5)
-    full.chain.filler_logs = FULL_BLOCK_LOGS
-    full.history(20)
-    span = Span(2, 19)
-    async with reading(ExecutionServer(full.chain, max_results=10**6)) as nodes:
-        assert read(await nodes.read_logs(span, watched(full), None)) == truth(full, span)
-        assert nodes.counters.full_proofs > 0
-    options = ExecutionOptions(answer_limit_bytes=150_000, batch_size=5)
-    async with reading(ExecutionServer(full.chain), options=options) as nodes:
-        assert read(await nodes.read_logs(span, watched(full), None)) == truth(full, span)
-        assert nodes.counters.full_proofs_refused > 0

@@ -24,6 +24,7 @@ from vaultevents.devnet.node import Node
 from vaultevents.devnet.rpc import METHOD_NOT_FOUND, RpcError
 from vaultevents.devnet.trie import ordered_root
 from vaultevents.devnet.world import World
+from worlds import LogFact, log_facts, truth
 
 pytestmark = pytest.mark.integration
 
@@ -41,7 +42,7 @@ def made() -> World:
 
 
 class Meddled(Node):
-    """A node whose results are changed, and which counts what it is asked."""
+    """A node whose results are changed."""
 
     def __init__(self, chain: Chain, meddle: Meddle) -> None:
         super().__init__(chain)
@@ -63,12 +64,8 @@ async def derive(world: World, meddle: Meddle | None = None, span: Span = SPAN) 
         await server.stop()
 
 
-def key(logs: list[Log]) -> list[tuple[int, int, bytes]]:
-    return [(log.block_number, log.log_index, log.data) for log in logs if log.topics[0] in TOPICS]
-
-
-def truth(world: World, span: Span = SPAN) -> list[tuple[int, int, bytes]]:
-    return [(one.block.number, one.log_index, one.log.data) for one in world.chain.logs(span.first, span.last, TOPICS)]
+def events(logs: list[Log]) -> list[LogFact]:
+    return log_facts(log for log in logs if log.topics[0] in TOPICS)
 
 
 def without_receipts(method: str, result: Any) -> Any:
@@ -101,11 +98,11 @@ def with_log(**changed: str) -> Meddle:
 
 async def test_the_logs_of_the_chain_come_without_eth_getlogs_and_every_hash_is_rebuilt(made: World) -> None:
     found, server = await derive(made)
-    assert key(found.logs) == truth(made)
+    assert events(found.logs) == truth(made, SPAN)
     assert {log.address for log in found.logs if log.topics[0] not in TOPICS} == {made.lazy_oracle}
     assert server.calls["eth_getLogs"] == 0
     assert (found.hashes_rebuilt, found.roots_rebuilt) == (len(SPAN), found.blocks_read)
-    silent = len(SPAN) - len({number for number, *_ in truth(made)})
+    silent = len(SPAN) - len({number for number, *_ in truth(made, SPAN)})
     assert server.calls["eth_getBlockReceipts"] == found.blocks_read <= len(SPAN) - silent + silent // 2
     last = made.chain.block(SPAN.last)
     assert last is not None and found.last.hash == last.hash
@@ -113,7 +110,7 @@ async def test_the_logs_of_the_chain_come_without_eth_getlogs_and_every_hash_is_
 
 async def test_a_node_without_receipts_is_asked_all_logs_of_a_block_which_must_make_up_its_bloom(made: World) -> None:
     found, server = await derive(made, without_receipts)
-    assert key(found.logs) == truth(made)
+    assert events(found.logs) == truth(made, SPAN)
     assert (found.roots_rebuilt, server.calls["eth_getLogs"]) == (0, found.blocks_read)
 
 
@@ -123,7 +120,7 @@ async def test_full_blocks_are_read_whole() -> None:
     full = World(5, chain=chain)
     full.history(12)
     found, _ = await derive(full, span=Span(1, 12))
-    assert key(found.logs) == truth(full, Span(1, 12))
+    assert events(found.logs) == truth(full, Span(1, 12))
     assert found.roots_rebuilt == found.blocks_read > 8
 
 
@@ -147,7 +144,7 @@ async def test_receipts_that_are_not_those_of_the_header_are_a_fault(made: World
 
 async def test_receipts_of_an_unknown_kind_are_not_believed_but_the_bloom_is_asked(made: World) -> None:
     found, server = await derive(made, with_receipts(lambda found: [{**one, "type": "0x7e"} for one in found]))
-    assert key(found.logs) == truth(made)
+    assert events(found.logs) == truth(made, SPAN)
     assert server.calls["eth_getLogs"] == found.blocks_read - found.roots_rebuilt >= 28
 
 
@@ -162,7 +159,7 @@ async def test_a_header_that_does_not_hash_to_its_block_proves_nothing_so_the_bl
         return {**result, "logsBloom": "0x" + "00" * 256} if method == "eth_getBlockByNumber" else result
 
     found, _ = await derive(made, no_bloom)
-    assert key(found.logs) == truth(made)
+    assert events(found.logs) == truth(made, SPAN)
     silent = sum(not any(block.header.logs_bloom) for block in made.chain.blocks(1, 58))
     assert found.hashes_rebuilt == silent < len(SPAN)
 

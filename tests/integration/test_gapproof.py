@@ -21,7 +21,7 @@ from vaultevents.watch import gapproof
 from vaultevents.watch.gapproof import GapProof, prove
 from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.reports import ReportsSource
-from worlds import add_accounts, add_vault, open_at, read_to_head, register
+from worlds import add_accounts, add_vault, open_at, read_to_head, register, whole
 
 pytestmark = pytest.mark.integration
 
@@ -38,11 +38,6 @@ def made() -> World:
 @pytest.fixture(autouse=True)
 def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gapproof, "SPAN_BLOCKS", 25)
-
-
-def whole(world: World) -> Span:
-    assert world.chain.finalized_number is not None
-    return Span(0, world.chain.finalized_number)
 
 
 async def read_all(database: Database, world: World) -> None:

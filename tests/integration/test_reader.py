@@ -15,7 +15,6 @@ from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.world import World
 from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.store.pool import Database
-from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.reader import MOST_SEEN, Reader
 from vaultevents.watch.source import Forked, Known, Reading
 from vaultevents.watch.watcher import run
@@ -51,9 +50,9 @@ class Written:
 
     async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
         self.asked.append((span, cursor.anchor))
-        await self.gate.wait()
         if span.first in self.failing:
             raise SourceUnavailable("node", f"not {span}")
+        await self.gate.wait()
         return Reading((), f"h{span.last}", parent=self.parents.get(span.first, f"h{span.first - 1}"), seen=self.seen)
 
     @property
@@ -128,23 +127,27 @@ async def test_what_was_read_for_another_registry_is_read_again() -> None:
 
 
 async def test_a_failure_gives_up_what_was_begun_behind_it() -> None:
-    source, at = Written(), cursor()
+    source, at, before = Written(), cursor(), asyncio.all_tasks()
+    source.gate.clear()
     source.failing.add(10)
     with closing(Reader(source, 10)) as reader:
         with pytest.raises(SourceUnavailable):
             await turn(reader, at)
+        assert [span.first for span, _ in source.asked] == [10, 20, 30]
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == before
         source.failing.clear()
+        source.gate.set()
         await turn(reader, at)
     source.gate.clear()
-    before = asyncio.all_tasks()
     with closing(Reader(source, 10)) as reader:
         waiting = asyncio.create_task(turn(reader, at))
         await asyncio.sleep(0.01)
         assert len(asyncio.all_tasks() - before) == 4
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-    await asyncio.sleep(0)
-    assert asyncio.all_tasks() == before
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == before
 
 
 async def test_spans_that_are_too_full_become_shorter_and_longer_again() -> None:
@@ -187,5 +190,4 @@ async def test_vaults_that_are_added_during_a_backfill_lose_nothing(database: Da
 
         await asyncio.gather(add(), read())
         await read()
-    assert isinstance(source, LogsSource)
     assert await rows(database) == made.expected(through=head)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from typing import Any, Self
 
 import pytest
 
-from patience import PATIENCE_S
+from patience import PATIENCE_S, until_true
 from staking_worlds import LeavingOut, due, problems, staking_of, staking_world
 from vaultevents.chain.beacon import BeaconIdentity
 from vaultevents.core.chaintime import ChainTime
@@ -252,13 +252,6 @@ class Stream:
         assert all(isinstance(one, asyncio.CancelledError) for one in ended), ended
 
 
-async def soon(check: Callable[[], Awaitable[bool]]) -> None:
-    deadline = asyncio.get_running_loop().time() + PATIENCE_S
-    while not await check():
-        assert asyncio.get_running_loop().time() < deadline, "it did not happen"
-        await asyncio.sleep(0.02)
-
-
 async def positions(database: Database) -> dict[str, int]:
     return {one.stream: one.position for one in (await status.read(database)).cursors if one.kind == "live"}
 
@@ -296,7 +289,7 @@ async def test_a_faulty_beacon_node_is_named_and_a_second_one_keeps_all_going(da
                 problem = (await problems(database))["validators"]
                 return problem is not None and re.search(BEACON_FAULTS[kind], problem) is not None
 
-            await soon(told)
+            await until_true(told)
             problem = (await problems(database))["validators"]
             assert problem is not None
             for name in sources.beacon.nodes:
@@ -309,14 +302,14 @@ async def test_a_faulty_beacon_node_is_named_and_a_second_one_keeps_all_going(da
             async def all_there() -> bool:
                 return await rows(database) == due(made) and not any((await problems(database)).values())
 
-            await soon(all_there)
+            await until_true(all_there)
             assert bad.faults.fired[kind]
             made.history(40)
-            await soon(all_there)
+            await until_true(all_there)
             bad.faults.stop()
             good.faults.rates[Fault.HTTP_500] = 1.0
             made.history(40)
-            await soon(all_there)
+            await until_true(all_there)
 
 
 @pytest.mark.parametrize("moment", ["first contact", "later"])
@@ -375,7 +368,7 @@ async def test_a_faulty_execution_node_is_named_and_a_second_one_keeps_all_going
                 problem = (await problems(database))["withdrawals"]
                 return problem is not None and re.search(EXECUTION_FAULTS[kind], problem) is not None
 
-            await soon(told)
+            await until_true(told)
             problem = (await problems(database))["withdrawals"]
             assert problem is not None
             assert problem.count("http://127.0.0.1#") == 2
@@ -388,13 +381,13 @@ async def test_a_faulty_execution_node_is_named_and_a_second_one_keeps_all_going
             async def all_there() -> bool:
                 return await rows(database) == due(made) and not any((await problems(database)).values())
 
-            await soon(all_there)
+            await until_true(all_there)
             made.history(40)
-            await soon(all_there)
+            await until_true(all_there)
             bad.faults.stop()
             good.faults.rates[Fault.HTTP_500] = 1.0
             made.history(40)
-            await soon(all_there)
+            await until_true(all_there)
 
 
 async def test_another_pubkey_for_an_index_stops_everything(database: Database) -> None:
@@ -427,7 +420,7 @@ async def test_a_problem_that_an_earlier_run_told_is_taken_back_by_the_next(data
             async def cleared() -> bool:
                 return (await problems(database))["validators"] is None
 
-            await soon(cleared)
+            await until_true(cleared)
 
 
 async def test_what_was_met_in_withdrawals_is_not_forgotten_when_a_node_fails_then(database: Database) -> None:

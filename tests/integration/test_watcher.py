@@ -8,7 +8,6 @@ import pytest
 
 from vaultevents.chain.execution import ExecutionOptions
 from vaultevents.core.errors import SourceUnavailable
-from vaultevents.core.spans import Span
 from vaultevents.devnet.blocks import FULL_BLOCK_LOGS
 from vaultevents.devnet.chain import Absent, At, Chain
 from vaultevents.devnet.execution import ExecutionServer
@@ -18,7 +17,7 @@ from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 from vaultevents.watch.reader import Reader
 from vaultevents.watch.watcher import Idle, advance
-from worlds import add_accounts, add_vault, drive, open_at, read_to_head, reading, register, rows, spans
+from worlds import add_accounts, add_vault, drive, open_at, read_to_head, reading, register, rows, spans, whole
 
 pytestmark = pytest.mark.integration
 
@@ -27,11 +26,6 @@ def world(blocks: int = 120, events: int = 150, seed: int = 7, chain: Chain | No
     made = World(seed, chain=chain)
     made.history(blocks, events)
     return made
-
-
-def whole(made: World) -> Span:
-    assert made.chain.finalized_number is not None
-    return Span(0, made.chain.finalized_number)
 
 
 async def test_backfill_and_live_give_exactly_the_events_of_the_chain(any_database: Database) -> None:
