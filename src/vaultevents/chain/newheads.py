@@ -7,6 +7,7 @@ socket that is dead, frozen or lying costs at most the poll interval, and one of
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -114,7 +115,12 @@ class NewHeads:
                 ) as socket,
             ):
                 deadline.reschedule(None)
-                yield socket
+                try:
+                    yield socket
+                finally:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_CLOSE_S):
+                            await socket.close()
         except TimeoutError:
             problem = f"opens no WebSocket within {terms.answer_s:g} s"
         except aiohttp.WSServerHandshakeError as error:
