@@ -22,7 +22,7 @@ from vaultevents.store.pool import Database
 from vaultevents.watch.hint import Hint
 from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.streams import Stream, follow
-from worlds import open_at, register, rows
+from worlds import in_background, open_at, register, rows, whole
 
 BLOCKS, FORK, BEGUN = 120, 40, 60
 LAG = 20
@@ -73,8 +73,7 @@ class Story:
 
     async def ending(self, patience_s: float = PATIENCE_S, behind: int = 0) -> Ending:
         """Once all is read, up to `behind` blocks before the end, or nothing has moved for `patience_s`."""
-        assert self.world.chain.finalized_number is not None
-        last = self.world.chain.finalized_number - behind
+        last = whole(self.world).last - behind
         loop = asyncio.get_running_loop()
         seen, since_s = None, loop.time()
         while loop.time() - since_s < patience_s:
@@ -113,13 +112,8 @@ async def followed(
         chain = await stack.enter_async_context(ExecutionChain(urls, head=HeadPolicy(), options=options))
         chain.expect(Identity(world.chain.chain_id, Hash32(genesis.hash)))
         stream = Stream(LogsSource(chain), "block", first_block, 10, 0.02, backfill_step=10)
-        task = asyncio.create_task(follow(stream, Outbox(database), lambda _: None, Hint()))
-        try:
+        async with in_background(follow(stream, Outbox(database), lambda _: None, Hint())):
             yield Story(database, world)
-            assert not task.done()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
 
 def world_of(seed: int, blocks: int = BLOCKS, chain: Chain | None = None) -> World:

@@ -19,6 +19,7 @@ from vaultevents.devnet.world import World
 from vaultevents.opening.memory import keep_nodes
 from vaultevents.store import gauges, nodes, status
 from vaultevents.store.pool import Database
+from worlds import whole
 
 pytestmark = pytest.mark.integration
 
@@ -71,18 +72,18 @@ async def test_a_node_that_answers_but_falls_behind_is_left_and_returned_to(made
     first, second = ExecutionServer(made.chain, behind=20), ExecutionServer(made.chain)
     async with started(first, second) as urls, chain_of(urls) as chain:
         clock = Clock(chain)
-        assert (await chain.head()).number == finalized_number(made) - 20, "at first nobody knows better"
+        assert (await chain.head()).number == whole(made).last - 20, "at first nobody knows better"
         for _ in range(2):
             clock.now_s += BEHIND_S
             await chain.head()
         clock.now_s += BEHIND_S
-        assert (await chain.head()).number == finalized_number(made)
+        assert (await chain.head()).number == whole(made).last
         assert [one.state for one in chain.memories()] == ["open", "closed"]
         assert "is behind" in (chain.memories()[0].problem or "")
         first.node.behind = 0
         clock.now_s += 1
         asked = first.exchanges
-        assert (await chain.head()).number == finalized_number(made)
+        assert (await chain.head()).number == whole(made).last
         assert first.exchanges > asked
 
 
@@ -100,11 +101,5 @@ async def test_a_head_that_nobody_has_makes_no_node_leave(made: World) -> None:
             await chain.head()
             clock.now_s += BEHIND_S
         await boasting.stop()
-        assert (await chain.head()).number == finalized_number(made)
-        assert (await chain.head()).number == finalized_number(made)
-
-
-def finalized_number(world: World) -> int:
-    number = world.chain.finalized_number
-    assert number is not None
-    return number
+        assert (await chain.head()).number == whole(made).last
+        assert (await chain.head()).number == whole(made).last

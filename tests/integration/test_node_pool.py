@@ -19,9 +19,7 @@ from vaultevents.chain.endpoints import LATE_IN_A_ROW
 from vaultevents.chain.execution import CHEAP_BLOCKS, ExecutionChain, ExecutionOptions
 from vaultevents.core.errors import SourceUnavailable
 from vaultevents.core.logs import TOPICS
-from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
-from vaultevents.core.units import Address
 from vaultevents.devnet.beaconapi import BeaconServer
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.faults import Fault
@@ -29,6 +27,7 @@ from vaultevents.devnet.world import World
 from vaultevents.opening.memory import keeping_limits
 from vaultevents.store import nodes
 from vaultevents.store.pool import Database
+from worlds import watched
 
 pytestmark = pytest.mark.integration
 
@@ -38,10 +37,6 @@ def made() -> World:
     world = World(7)
     world.history(60)
     return world
-
-
-def watched(world: World) -> Watched:
-    return Watched(frozenset(Address(one.address) for one in world.registrations), frozenset())
 
 
 class Limited(Moody):
