@@ -173,6 +173,11 @@ async def rows(database: Database, query: str, *arguments: object) -> list[dict[
         return [dict(row) for row in await connection.fetch(query, *arguments)]
 
 
+async def change(database: Database, query: str, *arguments: object) -> None:
+    async with database.transaction() as connection:
+        await connection.execute(query, *arguments)
+
+
 async def values(database: Database, query: str, *arguments: object) -> list[Any]:
     """The first column of each row."""
     return [next(iter(row.values())) for row in await rows(database, query, *arguments)]
