@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the environment, then run: `python3 dev.py demo | test | check | bench NAME | <any vaultevents command>`.
+"""Make the environment, then run: `python3 dev.py demo | test | lint | bench NAME | <any vaultevents command>`.
 
 Standard library only, Python >= 3.11 with venv. Everything is installed into `.venv` beside this file from the
 hash-locked requirement files, and installed again only when a lock or the interpreter changes.
@@ -95,7 +95,7 @@ def run(*command: str) -> int:
     return subprocess.run([str(PYTHON), *command], cwd=ROOT, check=False).returncode
 
 
-def check() -> int:
+def lint() -> int:
     for tool in (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",)):
         say(" ".join(tool))
         if code := run("-m", *tool):
@@ -110,7 +110,7 @@ def test(arguments: list[str]) -> int:
     if arguments:
         return run("-m", "pytest", *arguments)
     # three for two cores: many tests wait for a clock, a lease or a killed server
-    return check() or run("-m", "pytest", "-n", "3", "--dist", "worksteal")
+    return lint() or run("-m", "pytest", "-n", "3", "--dist", "worksteal")
 
 
 def bench(arguments: list[str]) -> int:
@@ -127,9 +127,9 @@ def main(arguments: list[str]) -> int:  # noqa: RET503 - execv does not return
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if command == "test":
         return test(rest)
-    if command == "check":
+    if command == "lint":
         environment("test")
-        return check()
+        return lint()
     if command == "bench":
         return bench(rest)
     environment("core")
