@@ -148,18 +148,13 @@ class ExecutionSettings(Section):
     span_blocks: int = Field(default=1000, ge=1, le=100_000)
     max_range_blocks: int = Field(default=10_000, ge=1, le=100_000)
     batch_size: int = Field(default=100, ge=1, le=1000)
-    suspicion_share: float = Field(default=1.0, ge=0, le=1)
-    agreement: int = Field(default=1, ge=1)
+    ask: int | None = Field(default=None, ge=1)
+    completeness: Literal["union", "receipts"] = "union"
+    blooms_per_day: int = Field(default=10_000, ge=0)
+    max_answer_mb: int = Field(default=32, ge=1, le=4096)
+    max_receipt_mb: int = Field(default=128, ge=1, le=4096)
     timeout_s: Seconds = 30.0
     audit_blocks_per_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _enough_to_agree(self) -> Self:
-        if self.urls and self.agreement > len(self.urls):
-            raise ValueError(
-                f"agreement is {self.agreement}, and {len(self.urls)} nodes are configured: name more in urls"
-            )
-        return self
 
 
 class BeaconSettings(Section):

@@ -58,7 +58,13 @@ NODE_FAILURES: Final = Counted(
     "vaultevents_node_failures",
     "Nodes that could not answer, contradicted themselves or the chain, or were of another network.",
     "kind",
-    ("node_unavailable", "node_fault", "node_of_wrong_network"),
+    ("node_unavailable", "node_fault", "node_of_wrong_network", "chain_disagreement"),
+)
+BLOOMS: Final = Counted(
+    "vaultevents_blooms",
+    "Blocks that only their bloom made worth reading: settled by their receipts, or left by the daily budget.",
+    "outcome",
+    ("settled", "unsettled"),
 )
 RATE_LIMITS: Final = Counted(
     "vaultevents_node_rate_limits",
@@ -86,7 +92,7 @@ AUDIT_FINDINGS: Final = Counted(
 )
 COUNTERS: Final = (
     *(ATTEMPTS, RESENDS, NOTICES, REFUSALS),
-    *(NODE_FAILURES, RATE_LIMITS, HEDGES, REWINDS, AUDIT_FINDINGS),
+    *(NODE_FAILURES, RATE_LIMITS, HEDGES, BLOOMS, REWINDS, AUDIT_FINDINGS),
 )
 REQUESTS: Final = "vaultevents_api_requests"
 DURATIONS: Final = "vaultevents_attempt_duration_seconds"
@@ -196,6 +202,12 @@ def rate_limit(upstream: Upstream) -> None:
 def hedge(winner: Literal["first", "second"]) -> None:
     """Counts a question that was put to a second node, too."""
     _counts[HEDGES.name, winner] += 1
+
+
+def blooms(settled: int, unsettled: int) -> None:
+    """Counts blocks whose bloom may hold a watched log that no node claims."""
+    _counts[BLOOMS.name, "settled"] += settled
+    _counts[BLOOMS.name, "unsettled"] += unsettled
 
 
 def rewound(stream: str) -> None:

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 import structlog
 
 from vaultevents import metrics
-from vaultevents.chain.lines import MAX_RETRY_AFTER_S, Counters, Held, Line, TooSlow
+from vaultevents.chain.lines import MAX_RETRY_AFTER_S, Counters, DataUnavailable, Held, Line, TooSlow
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, WrongNetwork
 from vaultevents.core.nodes import NodeMemory
 
@@ -56,19 +56,19 @@ class Endpoints(Generic[N]):
         for node in nodes:
             node.line.is_alone = partial(self.is_alone, node)
 
-    async def ask(self, question: Callable[[N], Awaitable[T]], *, hedge: bool = False, second: bool = False) -> T:
-        """The first answer. Raises the last error, with all nodes named, when there is none.
+    async def ask(self, question: Callable[[N], Awaitable[T]], *, hedge: bool = False, only: str | None = None) -> T:
+        """Return the first answer; raises the last error, with all nodes named, when there is none.
 
         With `hedge`, for questions that are cheap to repeat, the next node in use is asked too when the first one is
-        late. With `second` the first one in use is asked last: a reading that checks on what it said before had better
-        come from another one. Every answer is of one node alone.
+        late. With `only` no other node than this one is asked. Every answer is of one node alone.
         """
         if hedge and len(self.nodes) > 1:
             return await self._ask_hedged(question)
         errors: list[SourceUnavailable | WrongNetwork] = []
         tried: list[N] = []
-        spared = self._next_in_use(()) if second else None
-        while (node := self._next(tried, spared)) is not None:
+        if only is not None:
+            tried = [node for node in self.nodes if node.name != only]
+        while (node := self._next(tried)) is not None:
             tried.append(node)
             try:
                 return await self._put(question, node)
@@ -137,49 +137,66 @@ class Endpoints(Generic[N]):
             return
         metrics.hedge("first" if winner is late else "second")
         if winner is not late:
-            late.line.late_in_a_row += 1
-            if late.line.late_in_a_row >= LATE_IN_A_ROW:
-                late.line.late_in_a_row = 0
-                self._set_aside(late, TooSlow(late.name, f"was late {LATE_IN_A_ROW} times in a row"), on_trial=True)
+            self._note_late(late)
 
-    async def ask_agreeing(self, question: Callable[[N], Awaitable[T]], facts: Callable[[T], object], enough: int) -> T:
-        """The first answer on whose `facts` as many as `enough` nodes agree; those that say otherwise are at fault.
+    def _note_late(self, node: N) -> None:
+        """Count a late answer; a node that is always late is set aside."""
+        node.line.late_in_a_row += 1
+        if node.line.late_in_a_row >= LATE_IN_A_ROW:
+            node.line.late_in_a_row = 0
+            self._set_aside(node, TooSlow(node.name, f"was late {LATE_IN_A_ROW} times in a row"), on_trial=True)
 
-        Raises `SourceUnavailable` when no answer has so many.
+    async def ask_each(
+        self, question: Callable[[N], Awaitable[T]], *, most: int | None = None, only: str | None = None, urgent: bool
+    ) -> list[tuple[N, T]]:
+        """Ask every node in use at once (at most the first `most`); return the answers in the order of the nodes.
+
+        With `urgent`, once there is an answer, a node is waited for no longer than is usual for it. A node whose pause
+        has just ended never delays the others. `only`: ask this node alone, in use or not. Raises the errors of all
+        nodes where none answers.
         """
-        answers: list[tuple[N, T]] = []
-        errors: list[BaseException] = []
-        tried: list[N] = []
-        best = 0
-        while asked := self._some(tried, enough - best):
-            tried += asked
-            found = await asyncio.gather(*(self._put(question, node) for node in asked), return_exceptions=True)
-            for node, answer in zip(asked, found, strict=True):
-                if not isinstance(answer, BaseException):
-                    answers.append((node, answer))
-                elif isinstance(answer, SourceUnavailable | WrongNetwork):
-                    errors.append(answer)
-                else:
-                    raise answer
-            for _, answer in answers:
-                agreeing = [node for node, other in answers if facts(other) == facts(answer)]
-                best = max(best, len(agreeing))
-                if len(agreeing) >= enough:
-                    for node in {node for node, _ in answers if node not in agreeing}:
-                        problem = f"says otherwise than {enough} nodes that agree"
-                        self._set_aside(node, NodeFault(node.name, problem), on_trial=False)
-                    return answer
-        told = "".join(f"; {error}" for error in errors)
-        raise SourceUnavailable(
-            f"all {len(self.nodes)} nodes",
-            f"at most {best} of them agree, and {enough} have to: wait until they do, or see which one is wrong{told}",
-        )
+        if only is not None:
+            asked = [node for node in self.nodes if node.name == only]
+        else:
+            asked = [node for node in self.nodes if self._is_in_use(node)][:most] or [*self.nodes][:most]
+        begun_at = {node.name: node.line.clock() for node in asked}
+        patient = {
+            node.name for node in asked if not urgent and node.line.circuit.state(begun_at[node.name]) == "closed"
+        }
+        running = {self._begin(question, node, []): node for node in asked}
+        answers: dict[str, T] = {}
+        errors: list[SourceUnavailable | WrongNetwork] = []
+        try:
+            while running:
+                timeout_s = None
+                if answers and not any(node.name in patient for node in running.values()):
+                    left = [
+                        begun_at[node.name] + node.line.lateness.late_s - node.line.clock() for node in running.values()
+                    ]
+                    timeout_s = max(0.0, *left)
+                done, _ = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    for node in running.values():
+                        self._note_late(node)
+                    break
+                for task in done:
+                    node = running.pop(task)
+                    try:
+                        answers[node.name] = task.result()
+                        node.line.late_in_a_row = 0
+                    except (SourceUnavailable, WrongNetwork) as error:
+                        errors.append(error)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        if not answers:
+            raise _all_failed(errors)
+        return [(node, answers[node.name]) for node in asked if node.name in answers]
 
-    def _some(self, tried: Sequence[N], most: int) -> list[N]:
-        found: list[N] = []
-        while len(found) < most and (node := self._next([*tried, *found])) is not None:
-            found.append(node)
-        return found
+    def accuse(self, node: N, problem: str) -> None:
+        """Set a node aside whose answer was proven false by what others gave."""
+        self._set_aside(node, NodeFault(node.name, problem), on_trial=False)
 
     def is_alone(self, node: N) -> bool:
         """Whether no other node is in use beside this one."""
@@ -222,16 +239,15 @@ class Endpoints(Generic[N]):
     def _next_in_use(self, tried: Sequence[N]) -> N | None:
         return next((node for node in self.nodes if node not in tried and self._is_in_use(node)), None)
 
-    def _next(self, tried: Sequence[N], spared: N | None = None) -> N | None:
-        """The next node in use, `spared` after the others, else the one whose pause ends first.
+    def _next(self, tried: Sequence[N]) -> N | None:
+        """Return the next node in use, else the one whose pause ends first.
 
-        One at fault only where no other is left: the head of a node on another fork, up to which nobody else can
+        A faulty one only where no other is left: the head of a node on another fork, up to which no other node can
         read, would hold up the stream.
         """
         left = [node for node in self.nodes if node not in tried]
-        others = self._next_in_use([*tried, spared]) if spared is not None else None
         in_turn = min(left, key=lambda node: (node.line.at_fault, node.line.circuit.until), default=None)
-        return others or self._next_in_use(tried) or in_turn
+        return self._next_in_use(tried) or in_turn
 
     async def _put(self, question: Callable[[N], Awaitable[T]], node: N, about: N | None = None) -> T:
         circuit = node.line.circuit
@@ -253,6 +269,9 @@ class Endpoints(Generic[N]):
         try:
             await self._let_in(node)
             answer = await question(node)
+        except DataUnavailable:
+            node.line.circuit.answered(begun_at, node.line.clock())
+            raise
         except (SourceUnavailable, WrongNetwork) as error:
             if about is None or not _accuses(error, about):
                 self._set_aside(node, error, on_trial=on_trial)

@@ -6,7 +6,8 @@ Decisions C1 (which head), C2 (trust in the node), C10 (query shape), E10 (one n
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -14,17 +15,18 @@ from typing import Literal
 import aiohttp
 
 from vaultevents import metrics
-from vaultevents.chain import proofs, wire, withdrawals
+from vaultevents.chain import wire, withdrawals
+from vaultevents.chain.anchoring import Anchor, check_blocks, confirm
+from vaultevents.chain.blocks import block_answer, header_call, read_block, read_header, read_linked_headers
 from vaultevents.chain.heads import BEHIND_S, Heads
 from vaultevents.chain.jsonrpc import Answer, Call, Patience, RpcFailure, RpcNode
 from vaultevents.chain.lines import Counters
-from vaultevents.chain.parts import Terms, block_told, header_call, read_block
-from vaultevents.chain.receipts import Derived, derive_span
+from vaultevents.chain.log_range import LogQuery
+from vaultevents.chain.logs import Budget, LogRange, ProvenRange, ReadOptions, prove_range, read_logs
 from vaultevents.chain.refusals import RangeSize
-from vaultevents.chain.spanlogs import LogRange, read_span
 from vaultevents.chain.upstream import UpstreamNodes
-from vaultevents.core.errors import ConfigError, InputError, SourceUnavailable
-from vaultevents.core.logs import Header, topics_of
+from vaultevents.core.errors import ConfigError, InputError, NodeFault, SourceUnavailable
+from vaultevents.core.logs import REPORT_UPDATED, TOPICS, Header, topics_of
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32, checksum, hex_text
@@ -33,8 +35,8 @@ from vaultevents.core.withdrawals import WithdrawalBlock
 __all__ = ["ExecutionChain", "ExecutionOptions", "HeadPolicy", "Identity", "LogRange"]
 
 _OLD_STATE = re.compile(r"missing trie|\bstate|prun|histor|archive|available|\bolder\b|header not found", re.IGNORECASE)
-CHEAP_BLOCKS = 8
-"""A live reading of no more is put to a second node when the first is late."""
+FUTURE_S = 60.0
+"""So far may a node's head be ahead of the clock."""
 _NEAR_HEAD = re.compile(r"latest-([0-9]{1,6})")
 
 
@@ -60,22 +62,29 @@ class HeadPolicy:
         return f"latest-{self.depth}" if self.tag == "latest" else self.tag
 
 
+Completeness = Literal["union", "receipts"]
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutionOptions:
     """Settings of the execution layer; the defaults fit a node of one's own on mainnet.
 
-    `headers`: `every` reads and links each header in any case; with `edges` a reading may do with those of each range's
-    first and last block and of blocks with logs.
-    `suspicion_share`: of how many suspicious blocks (0 to 1) all logs are asked (C2).
-    `agreement`: how many nodes have to give the same logs; with 1 each node is held against itself and the chain alone.
-    `lone_rereads`: how often a node without a stand-in is asked blocks on which it contradicts itself.
+    `headers`: `every` reads and links each header in any case; with `edges` a backfill may do with those of its spans'
+    ends and of blocks with logs.
+    `ask`: how many nodes are asked at once which blocks hold logs; None: all (rule C2).
+    `completeness`: with `receipts` each block that may hold a watched log by its bloom is read, whatever nodes claim.
+    `blooms_per_day`: how many such blocks are read in a day where a single node answers.
+    `strict_times`: two blocks never have the same time, and none is of the future: true of every public network.
     `log_range_start`: how many blocks are asked for at first of a node of which nothing is known; None: the most.
     `batches_at_once`: how many batches of blocks are asked for at the same time.
+    `answer_limit_bytes`: the most that is read of one answer; `receipt_limit_bytes`: of a single large receipt.
     """
 
     headers: Literal["every", "edges"] = "edges"
-    suspicion_share: float = 1.0
-    agreement: int = 1
+    ask: int | None = None
+    completeness: Completeness = "union"
+    blooms_per_day: int = 10_000
+    strict_times: bool = False
     batch_size: int = 100
     batches_at_once: int = 4
     log_range_start: int | None = None
@@ -83,21 +92,21 @@ class ExecutionOptions:
     connect_timeout_s: float = 5.0
     total_timeout_s: float = 30.0
     answer_limit_bytes: int = 32 * 2**20
+    receipt_limit_bytes: int = 128 * 2**20
     attempts: int = 3
     retry_wait_s: float = 0.25
     set_aside_s: float = 30.0
-    lone_rereads: int = 6
 
     def __post_init__(self) -> None:
-        batches = (self.batch_size, self.batches_at_once, self.agreement)
         start = self.log_range_max if self.log_range_start is None else self.log_range_start
-        counts = (*batches, start, self.log_range_max, self.attempts, self.lone_rereads)
-        if min(counts) < 1 or self.answer_limit_bytes < 1:
+        asked = 1 if self.ask is None else self.ask
+        counts = (self.batch_size, self.batches_at_once, start, self.log_range_max, self.attempts, asked)
+        if min(counts) < 1 or min(self.answer_limit_bytes, self.receipt_limit_bytes) < 1:
             raise ConfigError("sizes, limits and attempts of the execution layer must be at least 1")
         if min(self.connect_timeout_s, self.total_timeout_s) <= 0 or min(self.retry_wait_s, self.set_aside_s) < 0:
             raise ConfigError("times of the execution layer cannot be negative, and its deadlines not 0")
-        if not 0 <= self.suspicion_share <= 1:
-            raise ConfigError("suspicion_share must be a number from 0 to 1")
+        if self.blooms_per_day < 0:
+            raise ConfigError("blooms_per_day cannot be negative")
 
     @property
     def patience(self) -> Patience:
@@ -134,16 +143,25 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
     and `WrongNetwork` when no node belongs to the expected network.
     """
 
-    def __init__(self, urls: Sequence[str], *, head: HeadPolicy, options: ExecutionOptions | None = None) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        head: HeadPolicy,
+        options: ExecutionOptions | None = None,
+        anchor: Anchor | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock` gives the time in seconds, by which a head of the future is refused."""
         self._head = head
         self._options = options or ExecutionOptions()
         self._heads: dict[HeadPolicy, Heads] = {}
+        self._clock = clock
+        self._confirmed: Header | None = None
+        self._live_budget = Budget(self._options.blooms_per_day)
+        self._past_budget = Budget(self._options.blooms_per_day)
+        self.anchor = anchor
         super().__init__("execution", urls, self._options.patience, Counters())
-        if self._options.agreement > len(urls):
-            raise ConfigError(
-                f"{self._options.agreement} nodes are to agree (execution.agreement), and {len(urls)} are configured: "
-                "name more in execution.urls"
-            )
 
     def _node(self, url: str, session: aiohttp.ClientSession) -> RpcNode:
         options = self._options
@@ -159,17 +177,34 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         """Over how many blocks the preferred node is asked for logs at once, by what was learned of it so far."""
         return self._open.nodes[0].log_range.blocks
 
+    @property
+    def reads_every_header(self) -> bool:
+        """Whether backfills read each header, too."""
+        return self._options.headers == "every" or self._options.completeness == "receipts"
+
     async def head(self) -> Header:
         """The header of the block up to which may be read. Never falls back to a less final one (C1)."""
+        if self._head.tag == "finalized":
+            return await self.final_head()
         return await self._open.ask(partial(self._newest_head, self._head), hedge=True)
 
     async def final_head(self) -> Header:
-        """The header of the finalized block, whatever the policy: validators and withdrawals are read final (C1)."""
-        return await self._open.ask(partial(self._newest_head, HeadPolicy()), hedge=True)
+        """The header of the finalized block, whatever the policy: validators and withdrawals are read final (C1).
+
+        Every node that has a block at this height, and the beacon chain, have the same one there: raises
+        `ChainDisagreement` with both sides where they differ.
+        """
+        found = await self._open.ask(partial(self._newest_head, HeadPolicy()), hedge=True)
+        known = self._confirmed
+        if known is None or (known.number, known.hash) != (found.number, found.hash):
+            self._confirmed = found = await confirm(self._open, self.anchor, found)
+        return found
 
     async def _newest_head(self, policy: HeadPolicy, node: RpcNode) -> Header:
         """A node's head; one that has fallen behind another node in use is left, although it answers."""
         found = await self._head_at(node, policy)
+        if self._options.strict_times and found.timestamp_s > self._clock() + FUTURE_S:
+            raise NodeFault(node.name, f"its {policy.tag} block {found.number} is of the future ({found.timestamp_s})")
         if policy.tag == "finalized":
             metrics.finalized(found.number)
         if len(self.nodes) == 1:
@@ -203,15 +238,15 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
             )
         if policy.depth == 0:
             return found.header
-        return await _header(node, max(0, found.header.number - policy.depth))
+        return await read_header(node, max(0, found.header.number - policy.depth))
 
     async def header(self, number: int) -> Header:
         """The header at a height; `SourceUnavailable` when no node has it."""
-        return await self._open.ask(partial(_header, number=number), hedge=True)
+        return await self._open.ask(partial(read_header, number=number), hedge=True)
 
     @property
     def reads_near_head(self) -> bool:
-        """Whether blocks are read that a reorganisation may still replace (C1)."""
+        """Whether blocks are read that a reorg may still replace (C1)."""
         return self._head.tag != "finalized"
 
     async def headers(self, numbers: Sequence[int]) -> dict[int, Header]:
@@ -221,7 +256,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
             answers = await node.ask([header_call(number) for number in numbers])
             found: dict[int, Header] = {}
             for number, answer in zip(numbers, answers, strict=True):
-                block = wire.block(node.name, block_told(node, number, answer), number=number)
+                block = wire.block(node.name, block_answer(node, number, answer), number=number)
                 if block is not None:
                     found[number] = block.header
             return found
@@ -230,63 +265,86 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
 
     async def linked_headers(self, span: Span, anchor: Hash32 | None) -> dict[int, Header]:
         """Every header of `span`, all from one node and linked; the first one to `anchor` where it is given."""
-
-        async def read(node: RpcNode) -> dict[int, Header]:
-            numbers = range(span.first, span.last + 1)
-            answers = await node.ask([header_call(number) for number in numbers])
-            found = [read_block(node, *one).header for one in zip(numbers, answers, strict=True)]
-            if anchor is not None:
-                proofs.check_parent(node.name, found[0], anchor)
-            proofs.check_headers(node.name, found)
-            return {header.number: header for header in found}
-
-        return await self._open.ask(read)
+        options = self._options
+        read = partial(
+            read_linked_headers,
+            span=span,
+            parent=anchor,
+            strict_times=options.strict_times,
+            batch_size=options.batch_size,
+            at_once=options.batches_at_once,
+        )
+        return {header.number: header for header in await self._open.ask(read)}
 
     async def read_logs(
-        self, span: Span, watched: Watched, anchor: Hash32 | None, *, every: bool = True, second: bool = False
+        self,
+        span: Span,
+        watched: Watched,
+        anchor: Hash32 | None,
+        *,
+        every: bool = True,
+        final: bool = True,
+        live: bool = False,
+        only: str | None = None,
+        also: Collection[int] = (),
     ) -> LogRange:
-        """All logs of the watched topics in `span`, from any emitter, proven as C2 says and all from one node.
+        """All logs of the topics in the blocks of `span` that hold watched ones, proven and complete as C2 says.
 
         `anchor` is the hash of the block before the span, to which its first block must be linked. With nothing
         watched only the header of the last block is read (C10). With `every` each header is read and linked; without
-        it, unless the options say so, those of each range's ends and of blocks with logs. With `second` another node
-        than the first is preferred, where there is one.
+        it, unless the options say so, those of each span's ends and of blocks with logs. `final`: no block of the span
+        can be replaced. `live`: do not wait for slow nodes. `only`: what this node alone claims. `also`: blocks to read
+        in any case.
         """
         if not watched:
             last = await self.header(span.last)
             parent = hex_text(last.parent_hash) if len(span) == 1 else None
             return LogRange([], {}, last, parent, {span.last: last})
+        read = self._read_options(every=every, final=final, live=live, only=only)
+        query = LogQuery(watched, topics_of(watched), frozenset(also))
+        found = await read_logs(self._open, span, query, anchor, read)
+        if self.anchor is not None and final:
+            await self._check_range(self.anchor, found, every_header=read.every_header)
+        return found
+
+    def _read_options(
+        self, *, every: bool = True, final: bool = True, live: bool = False, only: str | None
+    ) -> ReadOptions:
         options = self._options
-        terms = Terms(
-            watched,
-            topics_of(watched),
-            proofs.WatchedPairs(watched),
-            every or options.headers == "every",
-            options.suspicion_share,
-            options.lone_rereads,
-            options.batch_size,
-            options.batches_at_once,
-            self.counters,
+        return ReadOptions(
+            every_header=every or self.reads_every_header,
+            is_final=final,
+            urgent=live,
+            most=options.ask,
+            only=only,
+            all_possible=options.completeness == "receipts",
+            budget=self._live_budget if live else self._past_budget,
+            anchored=self._confirmed,
+            strict_times=options.strict_times,
+            batch_size=options.batch_size,
+            batches_at_once=options.batches_at_once,
+            receipt_limit_bytes=options.receipt_limit_bytes,
         )
 
-        async def read(node: RpcNode) -> LogRange:
-            return await read_span(node, self._open, span, anchor, terms)
+    async def _check_range(self, anchor: Anchor, found: LogRange, *, every_header: bool) -> None:
+        """Hold what was read against the beacon chain where nothing else does.
 
-        if options.agreement > 1:
-            return await self._open.ask_agreeing(read, LogRange.facts, options.agreement)
-        cheap = every and len(span) <= CHEAP_BLOCKS and not second
-        return await self._open.ask(read, hedge=cheap, second=second)
-
-    async def derive_logs(self, span: Span, anchor: Hash32 | None, oracles: Collection[Address]) -> Derived:
-        """All logs of the two topics in `span`, and the reports of `oracles`, from headers and receipts alone.
-
-        No range of eth_getLogs is asked for, so this checks on what `read_logs` gave. `anchor` as there.
+        A span that ends before the finalized block is not linked to it yet. Where few headers are read, blocks are not
+        linked at all: then, if a single node answered, each block with logs is held against the beacon chain.
         """
+        headers = [] if self._confirmed is not None and self._confirmed.hash == found.last.hash else [found.last]
+        if not every_header and found.witnesses == 1:
+            headers += [found.headers[number] for number in found.times_s]
+        await check_blocks(anchor, headers)
 
-        async def derive(node: RpcNode) -> Derived:
-            return await derive_span(node, span, anchor, oracles, self._options.batch_size)
+    async def prove_range(self, span: Span, anchor: Hash32 | None, oracles: Collection[Address]) -> ProvenRange:
+        """All logs of the two topics in `span`, whoever emitted them, and the reports of `oracles`.
 
-        return await self._open.ask(derive)
+        They come from headers and receipts alone. No node is asked which blocks hold logs: each block whose bloom may
+        hold one of the topics is read. `anchor` as in `read_logs`.
+        """
+        query = LogQuery(Watched(oracles=frozenset(oracles)), (*TOPICS, *((REPORT_UPDATED,) if oracles else ())))
+        return await prove_range(self._open, span, anchor, query, self._read_options(only=None))
 
     async def read_withdrawals(
         self, span: Span, anchor: Hash32 | None, last_index: int | None
@@ -305,6 +363,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
                 withdrawals.Link(anchor, last_index),
                 batch_size=options.batch_size,
                 batches_at_once=options.batches_at_once,
+                strict_times=options.strict_times,
             )
 
         return await self._open.ask(read)
@@ -316,7 +375,8 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         """
 
         async def search(node: RpcNode) -> int:
-            return await withdrawals.first_block_at(node, await self._head_at(node, HeadPolicy()), time_s)
+            head = await self._head_at(node, HeadPolicy())
+            return await withdrawals.first_block_at(node, head, time_s, strict_times=self._options.strict_times)
 
         return await self._open.ask(search)
 
@@ -386,11 +446,6 @@ async def _call(to: Address, data: bytes, position: str, node: RpcNode) -> bytes
             return Reverted(wire.data(node.name, "the reason", answer.data or "0x"))
         raise SourceUnavailable(node.name, f"cannot call {checksum(to)} at block {position}: {answer}")
     return wire.data(node.name, "the answer", wire.text(node.name, "the answer", answer))
-
-
-async def _header(node: RpcNode, number: int) -> Header:
-    (answer,) = await node.ask([header_call(number)])
-    return read_block(node, number, answer).header
 
 
 async def _identity(node: RpcNode) -> Identity:

@@ -17,12 +17,15 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from vaultevents.chain.lines import Line, Passing, RateLimited, TooSlow
+from vaultevents.chain.lines import Garbled, Line, Passing, RateLimited, TooSlow
 from vaultevents.chain.refusals import RangeSize, Refusal, classify, told_pause_s
 from vaultevents.chain.urls import scrub
 from vaultevents.core.errors import NodeFault, RangeTooLarge, SourceUnavailable
 from vaultevents.core.retries import retry_after_s
 
+FULL_BLOCK_RECEIPTS_BYTES = 400 * 2**10
+"""The receipts of a full mainnet block."""
+RECEIPTS_BATCH_BYTES = 4 * 2**20
 _CHUNK_BYTES = 65536
 _HEADERS = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
 _NO_BATCH_STATUS = frozenset({400, 405, 415, 422, 501})
@@ -130,18 +133,30 @@ class RpcNode:
         self._patience = patience
         self._batch_size = patience.batch_size
         self._ids = itertools.count(1)
+        self._receipts_bytes = float(FULL_BLOCK_RECEIPTS_BYTES)
 
-    async def ask(self, calls: Sequence[Call], at_most: int | None = None) -> list[Answer]:
-        """The answers in the order of `calls`, in batches of at most `at_most` and of what the node was seen to take.
+    @property
+    def receipts_at_once(self) -> int:
+        """Of how many blocks the receipts are asked for in one batch, by the size of the last ones."""
+        return max(1, min(self._batch_size // 2, int(RECEIPTS_BATCH_BYTES / self._receipts_bytes)))
 
-        Raises `SourceUnavailable`, `RangeTooLarge` for one call whose answer (or for a log range, whose batch) is
-        more than is read, `NodeFault` for an answer that is not JSON-RPC or does not match the calls.
+    def learn_receipts_size(self, sizes: Sequence[int]) -> None:
+        """Note how many bytes the receipts of some blocks took."""
+        if sizes:
+            self._receipts_bytes = max(1.0, (self._receipts_bytes + max(sizes)) / 2)
+
+    async def ask(self, calls: Sequence[Call], *, limit_bytes: int | None = None) -> list[Answer]:
+        """Return the answers in the order of `calls`, in batches of what the node was seen to take.
+
+        `limit_bytes`: the most that is read of one answer, where it is not the usual limit. Raises `SourceUnavailable`,
+        `RangeTooLarge` for one call whose answer (or for a log range, whose batch) is more than is read, `NodeFault`
+        for an answer that is not JSON-RPC or does not match the calls.
         """
         answers: list[Answer] = []
-        at_most = at_most or len(calls)
+        at_most = len(calls)
         while len(answers) < len(calls):
             part = calls[len(answers) : len(answers) + min(at_most, self._batch_size)]
-            outcome = await self.line.ask(partial(self._exchange, part))
+            outcome = await self.line.ask(partial(self._exchange, part, limit_bytes or self._patience.answer_bytes))
             match outcome:
                 case _Split.CALLS:
                     self._batch_size = max(1, len(part) // 2)
@@ -151,7 +166,7 @@ class RpcNode:
                     answers += outcome
         return answers
 
-    async def _exchange(self, calls: Sequence[Call]) -> list[Answer] | _Split:
+    async def _exchange(self, calls: Sequence[Call], limit_bytes: int) -> list[Answer] | _Split:
         ids = [next(self._ids) for _ in calls]
         payload = [
             {"jsonrpc": "2.0", "id": at, "method": call.method, "params": call.params}
@@ -159,7 +174,7 @@ class RpcNode:
         ]
         self.line.counters.requests += 1
         self.line.counters.calls += len(calls)
-        exchange = await self._post(msgspec.json.encode(payload if len(calls) > 1 else payload[0]))
+        exchange = await self._post(msgspec.json.encode(payload if len(calls) > 1 else payload[0]), limit_bytes)
         if exchange.content is None or exchange.status == 413:
             return self._too_large(calls)
         if exchange.status == 429:
@@ -169,11 +184,11 @@ class RpcNode:
             return replies
         return self._matched(calls, ids, replies, exchange)
 
-    async def _post(self, body: bytes) -> _Exchange:
+    async def _post(self, body: bytes, limit_bytes: int) -> _Exchange:
         problem: SourceUnavailable
         try:
             async with self._session.post(self._url, data=body, allow_redirects=False) as response:
-                content = await self._read(response)
+                content = await self._read(response, limit_bytes)
                 return _Exchange(response.status, asked_pause_s(response), content)
         except aiohttp.ConnectionTimeoutError:
             problem = SourceUnavailable(self.name, f"cannot be connected to within {self._patience.connect_s:g} s")
@@ -185,13 +200,13 @@ class RpcNode:
             problem = Passing(self.name, f"cannot be reached ({type(error).__name__})")
         raise problem  # outside of the handler: aiohttp's exception carries the URL and must not hang on to this one
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytearray | None:
+    async def _read(self, response: aiohttp.ClientResponse, limit_bytes: int) -> bytearray | None:
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             raise SourceUnavailable(self.name, "compresses its answers although it was asked not to")
         content = bytearray()
         async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
             content += chunk
-            if len(content) > self._patience.answer_bytes:
+            if len(content) > limit_bytes:
                 response.close()
                 return None
         return content
@@ -220,7 +235,8 @@ class RpcNode:
             raise Passing(self.name, f"HTTP status {status}")
         if status != 200:
             raise SourceUnavailable(self.name, f"HTTP status {status}; is the URL (with its key) right?")
-        raise NodeFault(self.name, f"an answer of {len(content)} bytes that is not JSON-RPC")
+        # a web page, or JSON that was cut: often of one machine behind the URL, so the same question may be answered
+        raise Garbled(self.name, f"an answer of {len(content)} bytes that is not JSON-RPC")
 
     def _failure(self, reply: _Reply) -> RpcFailure | None:
         match reply.error:

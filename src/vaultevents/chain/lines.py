@@ -20,7 +20,7 @@ from vaultevents import metrics
 from vaultevents.chain.circuits import Circuit
 from vaultevents.chain.pacing import Lateness, Pace
 from vaultevents.chain.refusals import RangeSize
-from vaultevents.core.errors import SourceUnavailable
+from vaultevents.core.errors import NodeFault, SourceUnavailable
 from vaultevents.core.nodes import NodeMemory, Upstream
 
 T = TypeVar("T")
@@ -42,16 +42,20 @@ class Counters:
     ranges_refused: int = 0  # eth_getLogs over too many blocks
     node_faults: int = 0
     wrong_network: int = 0
-    suspicions: int = 0  # blooms that hold a watched pair without such a log
-    full_proofs: int = 0  # blocks whose bloom was rebuilt from all of their logs
-    full_proofs_refused: int = 0  # blocks whose logs are more than the node gives at once
-    second_opinions: int = 0  # blocks for which another node was asked
+    blocks_proven: int = 0  # blocks whose logs were read from receipts that make up the root
+    blooms_settled: int = 0  # of these, those that only their bloom made worth reading
+    blooms_unsettled: int = 0  # positive blooms that the daily budget left unread
+    claims_disproved: int = 0  # blocks of which a node claimed something else than was proven
     rate_limited: int = 0  # refused because there were too many
     hedges: int = 0  # questions put to a second node because the first was late
 
 
 class Passing(SourceUnavailable):
     """May be over in a moment, so the same node is asked again; `Line.ask` turns what stays into its parent."""
+
+
+class Garbled(Passing):
+    """An answer that is not JSON-RPC. When it stays so, the node is faulty."""
 
 
 class RateLimited(Passing):
@@ -72,6 +76,10 @@ class Held(SourceUnavailable):
 
 class TooSlow(SourceUnavailable):
     """No whole answer within the deadline: what was asked may be too much for the node, or the node is gone."""
+
+
+class DataUnavailable(SourceUnavailable):
+    """The node does not have what was asked for, and is in use for everything else."""
 
 
 class Behind(SourceUnavailable):
@@ -139,7 +147,8 @@ class Line:
         try:
             return await retrying(partial(self._exchange, exchange))
         except Passing as error:
-            lasting = SourceUnavailable(error.node, error.problem)
+            kind = NodeFault if isinstance(error, Garbled) else SourceUnavailable
+            lasting = kind(error.node, error.problem)
         raise lasting
 
     async def _exchange(self, exchange: Callable[[], Awaitable[T]]) -> T:

@@ -1,263 +1,254 @@
-"""The contract logs of a span from one node, derived again without any range of eth_getLogs: what an audit compares.
+"""The logs of single blocks, from receipts that make up the `receiptsRoot` of an authentic header (rule C2).
 
-header of every block ─▶ linked; its hash rebuilt from its fields, where these are all known
-blocks whose bloom may hold a topic, or proves nothing ─▶ receipts by hash ─▶ must make up the header's `receiptsRoot`
-a node without receipts, or of an unknown kind of them ─▶ all logs by the block's hash ─▶ must make up the bloom
+eth_getBlockReceipts by hash ─▶ each receipt encoded and dropped ─▶ the root must be that of the header
+not offered, or too large     ─▶ receipt by receipt, a bounded number at once ─▶ the same root
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Final
 
 import msgspec
-import rlp
-from eth_hash.auto import keccak
 
-from vaultevents.chain import proofs, wire
+from vaultevents.chain import wire
+from vaultevents.chain.batches import chunks
+from vaultevents.chain.blocks import header_call, read_block
 from vaultevents.chain.jsonrpc import Answer, Call, RpcFailure, RpcNode
-from vaultevents.chain.parts import chunks, full_call, header_call, read_block
+from vaultevents.chain.lines import DataUnavailable
+from vaultevents.chain.rlp_encoding import encode_bytes, encode_int, encode_list
 from vaultevents.chain.trie import list_root
-from vaultevents.chain.wire import Sighting
-from vaultevents.core.errors import NodeFault, RangeTooLarge, SourceUnavailable
-from vaultevents.core.logs import REPORT_UPDATED, TOPICS, Header, Log, bloom_may_hold, bloom_of
-from vaultevents.core.spans import Span
+from vaultevents.core.errors import NodeFault, RangeTooLarge
+from vaultevents.core.logs import Header, Log
 from vaultevents.core.units import Address, Hash32, hex_text
 
-RECEIPTS_AT_ONCE = 8
-"""The receipts of a full mainnet block are some 400 KB."""
-KNOWN_TYPES = range(5)
+KNOWN_TYPES: Final = range(5)
 """Of transactions whose receipts have the one known form: legacy, EIP-2930, EIP-1559, EIP-4844, EIP-7702."""
 
-# The fields of a header in the order in which they are hashed; from baseFeePerGas on each fork has added some.
-_NUMBERS = frozenset(
-    ("difficulty", "number", "gasLimit", "gasUsed", "timestamp", "baseFeePerGas", "blobGasUsed", "excessBlobGas")
-)
-_FIRST = (
-    *("parentHash", "sha3Uncles", "miner", "stateRoot", "transactionsRoot", "receiptsRoot", "logsBloom", "difficulty"),
-    *("number", "gasLimit", "gasUsed", "timestamp", "extraData", "mixHash", "nonce"),
-)
-_LATER = (
-    *("baseFeePerGas", "withdrawalsRoot", "blobGasUsed", "excessBlobGas", "parentBeaconBlockRoot", "requestsHash"),
-)
-_FIELDS = msgspec.json.Decoder(dict[str, Any])
+Keep = Callable[[Sequence[bytes], bytes], bool]
+"""Whether a log with these topics and this address is kept."""
+
+
+class ReceiptsUnavailable(DataUnavailable):
+    """The node does not have, or does not offer, the receipts of a block; it may be fine for everything else."""
+
+
+class OtherBlock(DataUnavailable):
+    """The node has `header` at a height where a block with another hash was asked for."""
+
+    def __init__(self, node: str, header: Header, wanted: Hash32) -> None:
+        super().__init__(node, f"gives block {header.number} as {hex_text(header.hash)}, not as {hex_text(wanted)}")
+        self.header = header
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLogs:
+    """The kept logs of a block, in order. `is_proven`: the receipts make up the root in the header.
+
+    They cannot where a transaction is of a type that this version does not know (EIP-2718).
+    """
+
+    header: Header
+    logs: tuple[Log, ...]
+    is_proven: bool = True
+
+
+class _WireLog(msgspec.Struct):
+    address: str
+    topics: list[str]
+    data: str
 
 
 class _WireReceipt(msgspec.Struct, rename="camel"):
     transaction_hash: str
     cumulative_gas_used: str
     logs_bloom: str
-    logs: msgspec.Raw
+    logs: list[_WireLog]
     type: str = "0x0"
     status: str | None = None
     root: str | None = None
 
 
-_RECEIPTS = msgspec.json.Decoder(list[_WireReceipt])
-
-
-@dataclass(frozen=True, slots=True)
-class Derived:
-    """All logs of the two topics, whoever emitted them, and those of reports, in chain order, and how they are proven.
-
-    `times_s` has the time of each block with a log; `last` is the header of the span's last block. Of the span's
-    headers `hashes_rebuilt` hash to their block's hash; of the `blocks_read` the receipts of `roots_rebuilt` make up
-    the header's root, those of the others its bloom.
-    """
-
-    logs: list[Log]
-    times_s: dict[int, int]
-    last: Header
-    hashes_rebuilt: int
-    blocks_read: int
-    roots_rebuilt: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """A block: what is used of its header, the root of its receipts, and its transactions as the node writes them."""
-
-    header: Header
-    receipts_root: bytes | None
-    tx_hashes: Sequence[str]
-    is_rebuilt: bool
+_RECEIPT = msgspec.json.Decoder(_WireReceipt)
+_LIST = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 @dataclass(slots=True)
-class _Reader:
-    node: RpcNode
-    oracles: Collection[Address]
-    has_receipts: bool = True
+class _Receipts:
+    """What is kept of the receipts of a block while they are read: their encodings, and logs with their indices."""
+
+    node: str
+    header: Header
+    keep: Keep
+    encoded: list[bytes] = field(default_factory=list)
+    hashes: list[str] = field(default_factory=list)
     logs: list[Log] = field(default_factory=list)
-    times_s: dict[int, int] = field(default_factory=dict)
-    hashes_rebuilt: int = 0
-    blocks_read: int = 0
-    roots_rebuilt: int = 0
+    index: int = 0
+    unknown_type: bool = False
 
-    def may_hold(self, bloom: bytes) -> bool:
-        """Whether one of the two topics may be in the block, from whomever, or a report of an oracle."""
-        return any(bloom_may_hold(bloom, topic) for topic in TOPICS) or any(
-            bloom_may_hold(bloom, REPORT_UPDATED, oracle) for oracle in self.oracles
-        )
-
-    def is_asked(self, log: Log) -> bool:
-        topic = log.topics[0] if log.topics else b""
-        return topic in TOPICS or (topic == REPORT_UPDATED and log.address in self.oracles)
-
-    async def read(self, blocks: Sequence[_Known]) -> None:
-        """The logs of some blocks, in order."""
-        answers = await self._ask([_receipts_call(one.header.hash) for one in blocks]) if self.has_receipts else None
-        for at, block in enumerate(blocks):
-            self.blocks_read += 1
-            found = self._from_receipts(block, answers[at]) if answers else None
-            if found is None:
-                found = await self._from_logs(block)
-            asked = [one.log for one in found if self.is_asked(one.log)]
-            self.logs += asked
-            if asked:
-                self.times_s[block.header.number] = block.header.timestamp_s
-
-    def _from_receipts(self, block: _Known, answer: Answer | None) -> list[Sighting] | None:
-        """None where the node gives no receipts, or such as make up no root that is known."""
-        if answer is None or isinstance(answer, RpcFailure):
-            self.has_receipts = answer is None  # of one block they may be too large; a refusal holds for all
-            return None
-        receipts = _decoded(self.node.name, block, answer)
-        hashes = [one.lower() for one in block.tx_hashes]
-        if [one.transaction_hash.lower() for one in receipts] != hashes:
-            raise NodeFault(self.node.name, f"the receipts of block {block.header.number} are not of its transactions")
-        found = [wire.logs(self.node.name, one.logs) for one in receipts]
-        encoded = [_encoded(one, logs) for one, logs in zip(receipts, found, strict=True)]
-        if block.receipts_root is None or None in encoded:
-            return None
-        if list_root([one for one in encoded if one is not None]) != block.receipts_root:
-            raise NodeFault(
-                self.node.name,
-                f"the {len(receipts)} receipts that it gives for block {block.header.number} do not make up the "
-                "block's receipts root",
-            )
-        self.roots_rebuilt += 1
-        for tx_hash, logs in zip(hashes, found, strict=True):
-            if any(hex_text(one.log.tx_hash) != tx_hash for one in logs):
-                raise NodeFault(self.node.name, f"a receipt of block {block.header.number} has another's log")
-        return self._placed(block, [one for logs in found for one in logs])
-
-    async def _from_logs(self, block: _Known) -> list[Sighting]:
-        """All logs of the block by its hash, which must make up the bloom."""
-        header, name = block.header, self.node.name
-        (answer,) = await self._ask([full_call(header.hash)])
-        if answer is None or isinstance(answer, RpcFailure):
-            why = "too large" if answer is None else str(answer)
-            raise SourceUnavailable(
-                name, f"gives neither the receipts nor all logs of block {header.number} ({why}): use another node"
-            )
-        found = sorted(wire.logs(name, answer), key=lambda one: one.log.log_index)
-        if bloom_of(one.log for one in found) != header.logs_bloom:
-            raise NodeFault(
-                name, f"all {len(found)} logs that it gives for block {header.number} do not make up the block's bloom"
-            )
-        proofs.check_transactions(name, found, block.tx_hashes)
-        return self._placed(block, found)
-
-    def _placed(self, block: _Known, found: list[Sighting]) -> list[Sighting]:
-        """All of this block, and numbered without a gap."""
-        number = block.header.number
-        for at, one in enumerate(found):
-            if (one.log.block_hash, one.log.block_number) != (block.header.hash, number):
-                raise NodeFault(self.node.name, f"among the logs of block {number} is one of another block")
-            if one.log.log_index != at:
-                raise NodeFault(self.node.name, f"the logs of block {number} are not numbered 0, 1, 2 …")
-        return found
-
-    async def _ask(self, calls: Sequence[Call]) -> list[Answer | None]:
-        """The answers; None for one that is more than is read."""
+    def add(self, raw: msgspec.Raw) -> None:
+        """Take the next receipt; raises `NodeFault` where it has another form, unless its type is unknown."""
+        number = self.header.number
         try:
-            return [*await self.node.ask(calls)]
-        except RangeTooLarge:
-            if len(calls) == 1:
-                return [None]
-        return [answer for call in calls for answer in await self._ask([call])]
+            receipt = _RECEIPT.decode(raw)
+            kind = int(receipt.type, 16)
+            outcome = encode_int(int(receipt.status, 16)) if receipt.status else _bytes(receipt.root or "0x")
+            gas = encode_int(int(receipt.cumulative_gas_used, 16))
+            bloom = _bytes(receipt.logs_bloom)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+            raise NodeFault(self.node, f"a receipt of block {number} does not have the known form") from None
+        self.unknown_type |= kind not in KNOWN_TYPES
+        tx_hash = Hash32(wire.data(self.node, f"a transaction hash in block {number}", receipt.transaction_hash, 32))
+        self.hashes.append(hex_text(tx_hash))
+        logs = encode_list(self._log(log, tx_hash) for log in receipt.logs)
+        payload = encode_list((outcome, gas, bloom, logs))
+        self.encoded.append(bytes([kind & 0x7F]) * (kind > 0) + payload)
+
+    def _log(self, log: _WireLog, tx_hash: Hash32) -> bytes:
+        what = f"of a log in block {self.header.number}"
+        address = Address(wire.data(self.node, f"the address {what}", log.address, 20))
+        topics = tuple(Hash32(wire.data(self.node, f"a topic {what}", topic, 32)) for topic in log.topics)
+        data = wire.data(self.node, f"the data {what}", log.data)
+        if self.keep(topics, address):
+            header = self.header
+            self.logs.append(Log(address, topics, data, header.number, header.hash, tx_hash, self.index))
+        self.index += 1
+        return encode_list((encode_bytes(address), encode_list(map(encode_bytes, topics)), encode_bytes(data)))
+
+    def proven(self, tx_hashes: Sequence[str]) -> BlockLogs:
+        """Check the root; raises `NodeFault` where the receipts do not make it up although all types are known."""
+        number = self.header.number
+        if self.hashes != [tx_hash.lower() for tx_hash in tx_hashes]:
+            raise NodeFault(self.node, f"the receipts of block {number} are not those of its transactions")
+        is_proven = list_root(self.encoded) == self.header.receipts_root
+        if not is_proven and not self.unknown_type:
+            raise NodeFault(
+                self.node,
+                f"the {len(self.encoded)} receipts that it gives for block {number} do not make up the block's "
+                "receipts root",
+            )
+        return BlockLogs(self.header, tuple(self.logs), is_proven)
 
 
-async def derive_span(
-    node: RpcNode, span: Span, anchor: Hash32 | None, oracles: Collection[Address], batch_size: int
-) -> Derived:
-    """Everything from `node`. The first block must link to `anchor` where it is given.
+def _bytes(text: str) -> bytes:
+    return encode_bytes(bytes.fromhex(text[2:]))
 
-    Raises `NodeFault` where what the node gives contradicts itself, `SourceUnavailable` where it cannot tell.
+
+Wanted = tuple[int, Hash32 | None]
+"""The number of a block and, where it is known, its hash."""
+
+
+async def read_blocks(
+    node: RpcNode, wanted: Sequence[Wanted], keep: Keep, *, receipt_limit_bytes: int
+) -> list[BlockLogs]:
+    """Read the kept logs of blocks in their order.
+
+    Raises `NodeFault` for what contradicts the chain, `ReceiptsUnavailable` where the node lacks the receipts.
     """
-    reader = _Reader(node, oracles)
-    previous: Header | None = None
-    for numbers in chunks(range(span.first, span.last + 1), batch_size):
-        answers = await node.ask([header_call(number) for number in numbers])
-        blocks = [_known(node, number, answer) for number, answer in zip(numbers, answers, strict=True)]
-        headers = [one.header for one in blocks]
-        if previous is None and anchor is not None:
-            proofs.check_parent(node.name, headers[0], anchor)
-        proofs.check_headers(node.name, headers if previous is None else [previous, *headers])
-        previous = headers[-1]
-        reader.hashes_rebuilt += sum(one.is_rebuilt for one in blocks)
-        # a bloom proves that a block is empty only where it is proven itself
-        doubtful = [one for one in blocks if not one.is_rebuilt or reader.may_hold(one.header.logs_bloom)]
-        for at in range(0, len(doubtful), RECEIPTS_AT_ONCE):
-            await reader.read(doubtful[at : at + RECEIPTS_AT_ONCE])
-    assert previous is not None
-    return Derived(
-        reader.logs, reader.times_s, previous, reader.hashes_rebuilt, reader.blocks_read, reader.roots_rebuilt
-    )
-
-
-def header_hash(fields: Mapping[str, Any]) -> bytes | None:
-    """Keccak of the RLP of all fields that a header had up to now; None where one of them is missing or malformed."""
-    later = next((at for at, name in enumerate(_LATER) if fields.get(name) is None), len(_LATER))
     try:
-        return keccak(rlp.encode([_item(name, fields[name]) for name in (*_FIRST, *_LATER[:later])]))
-    except (KeyError, TypeError, ValueError):
-        return None
+        answers = await node.ask([call for block in wanted for call in _calls(*block)])
+    except RangeTooLarge:
+        found = []
+        for number, block_hash in wanted:
+            header_answer, receipts_answer = await _ask_alone(node, number, block_hash)
+            found.append(
+                await _read_block(node, number, block_hash, header_answer, receipts_answer, keep, receipt_limit_bytes)
+            )
+        return found
+    sizes = [len(memoryview(answer)) for answer in answers[1::2] if not isinstance(answer, RpcFailure)]
+    node.learn_receipts_size(sizes)
+    return [
+        await _read_block(node, number, block_hash, header_answer, receipts_answer, keep, receipt_limit_bytes)
+        for (number, block_hash), header_answer, receipts_answer in zip(
+            wanted, answers[::2], answers[1::2], strict=True
+        )
+    ]
 
 
-def _item(name: str, text: str) -> int | bytes:
-    return int(text, 16) if name in _NUMBERS else bytes.fromhex(text[2:])
+def _calls(number: int, block_hash: Hash32 | None) -> tuple[Call, Call]:
+    """A block, and its receipts: by hash where it is known, so that a node with another block has none."""
+    return header_call(number), Call("eth_getBlockReceipts", (hex_text(block_hash) if block_hash else hex(number),))
 
 
-def _receipts_call(block_hash: Hash32) -> Call:
-    return Call("eth_getBlockReceipts", (hex_text(block_hash),))
-
-
-def _known(node: RpcNode, number: int, answer: Answer) -> _Known:
-    block = read_block(node, number, answer, with_transactions=True)
-    assert block.tx_hashes is not None and not isinstance(answer, RpcFailure)
-    fields = _FIELDS.decode(answer)
-    root = fields.get("receiptsRoot")
-    return _Known(
-        block.header,
-        wire.data(node.name, f"the receipts root of block {number}", root, 32) if isinstance(root, str) else None,
-        block.tx_hashes,
-        header_hash(fields) == block.header.hash,
-    )
-
-
-def _decoded(node: str, block: _Known, answer: msgspec.Raw) -> list[_WireReceipt]:
-    if bytes(memoryview(answer)[:5]) == b"null":
-        raise SourceUnavailable(node, f"does not have the receipts of block {block.header.number}: use another node")
+async def _ask_alone(node: RpcNode, number: int, block_hash: Hash32 | None) -> tuple[Answer, Answer | None]:
+    """The answers about one block; None for receipts that are more than is read at once."""
+    header_call, receipts_call = _calls(number, block_hash)
+    (header_answer,) = await node.ask([header_call])
     try:
-        return _RECEIPTS.decode(answer)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        problem = f"the receipts of block {block.header.number} do not have the known form ({error})"
-    raise NodeFault(node, problem)
+        (receipts_answer,) = await node.ask([receipts_call])
+    except RangeTooLarge:
+        return header_answer, None
+    return header_answer, receipts_answer
 
 
-def _encoded(receipt: _WireReceipt, logs: Sequence[Sighting]) -> bytes | None:
-    """The receipt as it is hashed; None for one of a kind or form that is not known here (EIP-2718)."""
+async def _read_block(
+    node: RpcNode,
+    number: int,
+    block_hash: Hash32 | None,
+    header_answer: Answer,
+    receipts_answer: Answer | None,
+    keep: Keep,
+    receipt_limit_bytes: int,
+) -> BlockLogs:
+    block = read_block(node, number, header_answer, with_transactions=True)
+    if block_hash is not None and block.header.hash != block_hash:
+        raise OtherBlock(node.name, block.header, block_hash)
+    receipts = _Receipts(node.name, block.header, keep)
+    tx_hashes = block.tx_hashes or []
+    raw = _given(receipts_answer)
+    if raw is None:
+        await _add_one_by_one(node, receipts, tx_hashes, receipt_limit_bytes)
+    else:
+        _add_all(receipts, raw)
+    return receipts.proven(tx_hashes)
+
+
+def _given(answer: Answer | None) -> msgspec.Raw | None:
+    """The receipts of a block; None where they are too large, not offered or not there."""
+    return None if answer is None or isinstance(answer, RpcFailure) or wire.is_null(answer) else answer
+
+
+def _add_all(receipts: _Receipts, raw: msgspec.Raw) -> None:
     try:
-        kind, gas = int(receipt.type, 16), int(receipt.cumulative_gas_used, 16)
-        outcome = int(receipt.status, 16) if receipt.status else bytes.fromhex((receipt.root or "")[2:])
-        bloom = bytes.fromhex(receipt.logs_bloom[2:])
-    except ValueError:
-        return None
-    if kind not in KNOWN_TYPES:
-        return None
-    entries = [[one.log.address, list(one.log.topics), one.log.data] for one in logs]
-    payload: bytes = rlp.encode([outcome, gas, bloom, entries])
-    return bytes([kind]) * (kind > 0) + payload
+        listed = _LIST.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        listed = None
+    if listed is None:
+        raise NodeFault(receipts.node, f"the receipts of block {receipts.header.number} are no list")
+    for receipt in listed:
+        receipts.add(receipt)
+
+
+RECEIPTS_AT_ONCE: Final = 50
+
+
+async def _add_one_by_one(node: RpcNode, receipts: _Receipts, tx_hashes: Sequence[str], limit_bytes: int) -> None:
+    """Read the receipts by the hashes of their transactions, so that a block of any size takes bounded memory."""
+    for some in chunks(tx_hashes, RECEIPTS_AT_ONCE):
+        calls = [Call("eth_getTransactionReceipt", (tx_hash,)) for tx_hash in some]
+        for tx_hash, answer in zip(some, await _ask_receipts(node, calls, limit_bytes), strict=True):
+            raw = _given(answer)
+            if raw is None:
+                why = f": {answer}" if isinstance(answer, RpcFailure) else ""
+                raise ReceiptsUnavailable(
+                    node.name,
+                    f"gives neither the receipts of block {receipts.header.number} nor that of its transaction "
+                    f"{tx_hash}{why}",
+                )
+            receipts.add(raw)
+
+
+async def _ask_receipts(node: RpcNode, calls: Sequence[Call], limit_bytes: int) -> list[Answer]:
+    try:
+        return await node.ask(calls)
+    except RangeTooLarge:
+        answers: list[Answer] = []
+    for call in calls:
+        try:
+            answers += await node.ask([call], limit_bytes=limit_bytes)
+        except RangeTooLarge as error:
+            raise ReceiptsUnavailable(
+                node.name, f"{error.problem}: raise execution.max_receipt_mb (now {limit_bytes // 2**20})"
+            ) from None
+    return answers

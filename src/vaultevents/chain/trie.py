@@ -3,51 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import rlp
 from eth_hash.auto import keccak
+
+from vaultevents.chain.rlp_encoding import encode_bytes, encode_int, encode_list
 
 _Entry = tuple[bytes, bytes]
 """The rest of a key, one byte for each hexadecimal digit, and its value."""
 
-EMPTY_ROOT = keccak(rlp.encode(b""))
+EMPTY_ROOT = keccak(encode_bytes(b""))
 
 
 def list_root(values: Sequence[bytes]) -> bytes:
-    """The root of the Merkle-Patricia trie that maps the RLP of each position to the value there."""
+    """Compute the root of the Merkle-Patricia trie that maps the RLP of each position to the value there."""
     if not values:
         return EMPTY_ROOT
-    entries = sorted((_digits(rlp.encode(at)), value) for at, value in enumerate(values))
-    return keccak(rlp.encode(_node(entries, 0)))
+    entries = sorted((_digits(encode_int(position)), value) for position, value in enumerate(values))
+    return keccak(_node(entries, 0))
 
 
 def _digits(key: bytes) -> bytes:
     return bytes(digit for byte in key for digit in divmod(byte, 16))
 
 
-def _node(entries: Sequence[_Entry], depth: int) -> list[Any]:
-    """A leaf, an extension or a branch for sorted entries that agree on their first `depth` digits.
+def _node(entries: Sequence[_Entry], depth: int) -> bytes:
+    """Encode a leaf, an extension or a branch for sorted entries that agree on their first `depth` digits.
 
     No key begins with another one, so a branch never has a value of its own.
     """
     first, last = entries[0][0], entries[-1][0]
     if len(entries) == 1:
-        return [_path(first[depth:], leaf=True), entries[0][1]]
+        return encode_list((encode_bytes(_path(first[depth:], leaf=True)), encode_bytes(entries[0][1])))
     fork = next(at for at in range(depth, len(first)) if first[at] != last[at])
     if fork > depth:
-        return [_path(first[depth:fork], leaf=False), _reference(entries, fork)]
+        return encode_list((encode_bytes(_path(first[depth:fork], leaf=False)), _reference(entries, fork)))
     groups: list[list[_Entry]] = [[] for _ in range(16)]
     for entry in entries:
         groups[entry[0][depth]].append(entry)
-    return [*(_reference(group, depth + 1) if group else b"" for group in groups), b""]
+    return encode_list([*(_reference(group, depth + 1) if group else b"\x80" for group in groups), b"\x80"])
 
 
-def _reference(entries: Sequence[_Entry], depth: int) -> Any:
+def _reference(entries: Sequence[_Entry], depth: int) -> bytes:
     """A node within another: itself where its RLP is shorter than a hash, else the hash of that."""
-    node = _node(entries, depth)
-    encoded = rlp.encode(node)
-    return node if len(encoded) < 32 else keccak(encoded)
+    encoded = _node(entries, depth)
+    return encoded if len(encoded) < 32 else encode_bytes(keccak(encoded))
 
 
 def _path(digits: bytes, *, leaf: bool) -> bytes:

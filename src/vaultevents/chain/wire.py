@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
 
+from vaultevents.chain.header_hash import HeaderFields, compute_hash, unknown_fields
+from vaultevents.chain.rlp_encoding import encode_bytes, encode_int, encode_list
+from vaultevents.chain.trie import list_root
 from vaultevents.core.errors import NodeFault, SourceUnavailable
 from vaultevents.core.logs import Header, Log
 from vaultevents.core.units import Address, Hash32, ValidatorIndex
@@ -15,8 +18,6 @@ from vaultevents.core.withdrawals import Withdrawal, WithdrawalBlock
 
 _QUANTITY = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
 BLOOM_BYTES = 256
-EMPTY_LIST_ROOT = Hash32(bytes.fromhex("56e81f171bcc55a6ff8345e692c0f86e5b48e01b996cadc001622fb5e363b421"))
-"""The root of a trie without entries: the `withdrawalsRoot` of a block without withdrawals (EIP-4895)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,10 @@ class Block:
     tx_hashes: list[str] | None
 
 
-class _WireBlock(msgspec.Struct, rename="camel"):
-    number: str
+class _WireBlock(HeaderFields, rename="camel", kw_only=True):
     hash: str
-    parent_hash: str
-    timestamp: str
-    logs_bloom: str
     transactions: msgspec.Raw = msgspec.Raw(b"null")
+    withdrawals: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _WireWithdrawal(msgspec.Struct, rename="camel", gc=False):
@@ -52,15 +50,6 @@ class _WireWithdrawal(msgspec.Struct, rename="camel", gc=False):
     validator_index: str
     address: str
     amount: str
-
-
-class _WireWithdrawalBlock(msgspec.Struct, rename="camel"):
-    number: str
-    hash: str
-    parent_hash: str
-    timestamp: str
-    withdrawals: list[_WireWithdrawal] | None = None
-    withdrawals_root: str | None = None
 
 
 class _WireLog(msgspec.Struct, rename="camel"):
@@ -77,7 +66,7 @@ class _WireLog(msgspec.Struct, rename="camel"):
 
 
 _BLOCK = msgspec.json.Decoder(_WireBlock)
-_WITHDRAWAL_BLOCK = msgspec.json.Decoder(_WireWithdrawalBlock)
+_WITHDRAWALS = msgspec.json.Decoder(list[_WireWithdrawal] | None)
 _LOGS = msgspec.json.Decoder(list[_WireLog])
 _TEXTS = msgspec.json.Decoder(list[str])
 _TEXT = msgspec.json.Decoder(str)
@@ -111,8 +100,38 @@ def text(node: str, what: str, raw: msgspec.Raw) -> str:
 
 
 def block(node: str, raw: msgspec.Raw, *, number: int | None, with_transactions: bool = False) -> Block | None:
-    """A block; None for `null`. It must have the `number` that was asked for."""
-    if bytes(memoryview(raw)[:5]) == b"null":
+    """Decode a block whose header hashes to its hash; None for `null`. It must have the `number` that was asked for."""
+    decoded = _block(node, raw, number)
+    if decoded is None:
+        return None
+    what, wire, header = decoded
+    return Block(
+        header,
+        _decoded(node, f"the list of transactions of {what}", _TEXTS, wire.transactions) if with_transactions else None,
+    )
+
+
+def withdrawal_block(node: str, raw: msgspec.Raw, *, number: int) -> WithdrawalBlock | None:
+    """Decode a block and its withdrawals, which must make up the root in its header (EIP-4895); None for `null`.
+
+    Where the list is missing it raises `SourceUnavailable` for a block from before withdrawals, which has no root of
+    them either, and `NodeFault` for any other: a list that is not there is never taken for an empty one.
+    """
+    decoded = _block(node, raw, number)
+    if decoded is None:
+        return None
+    what, wire, header = decoded
+    return WithdrawalBlock(
+        number=number,
+        hash=header.hash,
+        parent_hash=header.parent_hash,
+        timestamp_s=header.timestamp_s,
+        withdrawals=_withdrawals(node, what, wire),
+    )
+
+
+def _block(node: str, raw: msgspec.Raw, number: int | None) -> tuple[str, _WireBlock, Header] | None:
+    if is_null(raw):
         return None
     what = "a block" if number is None else f"block {number}"
     wire = _decoded(node, what, _BLOCK, raw)
@@ -122,34 +141,21 @@ def block(node: str, raw: msgspec.Raw, *, number: int | None, with_transactions:
         parent_hash=Hash32(data(node, f"the parent hash of {what}", wire.parent_hash, 32)),
         timestamp_s=quantity(node, f"the timestamp of {what}", wire.timestamp),
         logs_bloom=data(node, f"the bloom of {what}", wire.logs_bloom, BLOOM_BYTES),
+        receipts_root=Hash32(data(node, f"the receipts root of {what}", wire.receipts_root, 32)),
     )
     if number is not None and header.number != number:
         raise NodeFault(node, f"asked for block {number}, it answered with block {header.number}")
-    return Block(
-        header,
-        _decoded(node, f"the list of transactions of {what}", _TEXTS, wire.transactions) if with_transactions else None,
-    )
+    if compute_hash(wire) != header.hash:
+        unknown = unknown_fields(raw)
+        if not unknown:
+            raise NodeFault(node, f"the header of block {header.number} does not hash to the hash given for it")
+        header = replace(header, unknown_fields=unknown)
+    return what, wire, header
 
 
-def withdrawal_block(node: str, raw: msgspec.Raw, *, number: int) -> WithdrawalBlock | None:
-    """A block with its withdrawals; None for `null`. It must have the `number` that was asked for.
-
-    Where its list is missing it raises `SourceUnavailable` for a block from before withdrawals, which has no root of
-    them either, and `NodeFault` for any other: a list that is not there is never taken for an empty one.
-    """
-    if bytes(memoryview(raw)[:5]) == b"null":
-        return None
-    what = f"block {number}"
-    wire = _decoded(node, what, _WITHDRAWAL_BLOCK, raw)
-    if (given := quantity(node, f"the number of {what}", wire.number)) != number:
-        raise NodeFault(node, f"asked for block {number}, it answered with block {given}")
-    return WithdrawalBlock(
-        number=number,
-        hash=Hash32(data(node, f"the hash of {what}", wire.hash, 32)),
-        parent_hash=Hash32(data(node, f"the parent hash of {what}", wire.parent_hash, 32)),
-        timestamp_s=quantity(node, f"the timestamp of {what}", wire.timestamp),
-        withdrawals=_withdrawals(node, what, wire),
-    )
+def is_null(raw: msgspec.Raw) -> bool:
+    """Whether an answer is `null`: the node does not have what was asked for."""
+    return bytes(memoryview(raw)[:5]) == b"null"
 
 
 def logs(node: str, raw: msgspec.Raw) -> list[Sighting]:
@@ -157,30 +163,35 @@ def logs(node: str, raw: msgspec.Raw) -> list[Sighting]:
     return [_sighting(node, wire) for wire in _decoded(node, "the list of logs", _LOGS, raw)]
 
 
-def _withdrawals(node: str, what: str, wire: _WireWithdrawalBlock) -> tuple[Withdrawal, ...]:
-    if wire.withdrawals is None and wire.withdrawals_root is None:
+def _withdrawals(node: str, what: str, wire: _WireBlock) -> tuple[Withdrawal, ...]:
+    listed = _decoded(node, f"the withdrawals of {what}", _WITHDRAWALS, wire.withdrawals)
+    if listed is None and wire.withdrawals_root is None:
         raise SourceUnavailable(
             node,
             f"gives {what} without withdrawals: either the block is from before the Capella (Shanghai) upgrade, then "
             "begin at a later one, or the node leaves them out, then use another node",
         )
-    if wire.withdrawals is None:
-        raise NodeFault(node, f"{what} has a root of its withdrawals, but the node leaves out their list")
-    if wire.withdrawals_root is not None:
-        root = data(node, f"the withdrawals root of {what}", wire.withdrawals_root, 32)
-        if (root == EMPTY_LIST_ROOT) != (not wire.withdrawals):
-            raise NodeFault(node, f"the {len(wire.withdrawals)} withdrawals of {what} are not those of its root")
-    return tuple(
+    if listed is None or wire.withdrawals_root is None:
+        raise NodeFault(node, f"{what} has only one of the two: a root of its withdrawals, and their list")
+    withdrawals = tuple(
         Withdrawal(
-            index=quantity(node, f"the index of a withdrawal in {what}", one.index),
+            index=quantity(node, f"the index of a withdrawal in {what}", entry.index),
             validator_index=ValidatorIndex(
-                quantity(node, f"the validator index of a withdrawal in {what}", one.validator_index)
+                quantity(node, f"the validator index of a withdrawal in {what}", entry.validator_index)
             ),
-            address=Address(data(node, f"the address of a withdrawal in {what}", one.address, 20)),
-            amount_gwei=quantity(node, f"the amount of a withdrawal in {what}", one.amount),
+            address=Address(data(node, f"the address of a withdrawal in {what}", entry.address, 20)),
+            amount_gwei=quantity(node, f"the amount of a withdrawal in {what}", entry.amount),
         )
-        for one in wire.withdrawals
+        for entry in listed
     )
+    if list_root([_encoded(one) for one in withdrawals]) != data(node, "a root", wire.withdrawals_root, 32):
+        raise NodeFault(node, f"the {len(withdrawals)} withdrawals of {what} do not make up the root in its header")
+    return withdrawals
+
+
+def _encoded(one: Withdrawal) -> bytes:
+    numbers = encode_int(one.index), encode_int(one.validator_index)
+    return encode_list((*numbers, encode_bytes(one.address), encode_int(one.amount_gwei)))
 
 
 def _sighting(node: str, wire: _WireLog) -> Sighting:

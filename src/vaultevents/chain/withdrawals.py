@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from vaultevents.chain import wire
+from vaultevents.chain.batches import chunks, together
+from vaultevents.chain.blocks import block_answer, header_call, must_have, read_header
 from vaultevents.chain.jsonrpc import RpcFailure, RpcNode
 from vaultevents.chain.lines import of_any_machine
-from vaultevents.chain.parts import block_told, chunks, header_call, must_have, read_block, together
-from vaultevents.chain.proofs import check_headers
+from vaultevents.chain.verification import check_links
 from vaultevents.core.errors import NodeFault, SourceUnavailable
 from vaultevents.core.logs import Header
 from vaultevents.core.spans import Span
@@ -36,7 +37,7 @@ class Link:
 
 
 async def read_span(
-    node: RpcNode, span: Span, link: Link, *, batch_size: int, batches_at_once: int
+    node: RpcNode, span: Span, link: Link, *, batch_size: int, batches_at_once: int, strict_times: bool
 ) -> list[WithdrawalBlock]:
     """Every block of `span` in order, all from `node`; at most `batches_at_once` answers are in memory at a time.
 
@@ -47,14 +48,14 @@ async def read_span(
         (partial(of_any_machine, partial(_read, node, some)) for some in chunks(numbers, batch_size)), batches_at_once
     )
     blocks = [block for some in parts for block in some]
-    check(node.name, blocks, link)
+    check(node.name, blocks, link, strict_times=strict_times)
     return blocks
 
 
-def check(node: str, blocks: Iterable[WithdrawalBlock], link: Link) -> None:
-    """Neighbours are linked, times rise strictly, and no withdrawal is missing or there twice; else `NodeFault`.
+def check(node: str, blocks: Iterable[WithdrawalBlock], link: Link, *, strict_times: bool) -> None:
+    """Check that neighbours are linked, times rise (as in verification.py), and no withdrawal is missing or doubled.
 
-    `blocks` have consecutive numbers; the first of them follows `link`.
+    `blocks` have consecutive numbers; the first of them follows `link`. Raises `NodeFault`.
     """
     blocks = list(blocks)
     parent, time_s = link.block_hash, -1
@@ -63,7 +64,7 @@ def check(node: str, blocks: Iterable[WithdrawalBlock], link: Link) -> None:
             raise NodeFault(
                 node, f"block {block.number} is not linked to block {block.number - 1} ({hex_text(parent)})"
             )
-        if block.timestamp_s <= time_s:
+        if block.timestamp_s < time_s + strict_times:
             raise NodeFault(node, f"the time of block {block.number} is not after that of block {block.number - 1}")
         parent, time_s = block.hash, block.timestamp_s
     try:
@@ -75,7 +76,7 @@ def check(node: str, blocks: Iterable[WithdrawalBlock], link: Link) -> None:
     raise NodeFault(node, problem)
 
 
-async def first_block_at(node: RpcNode, head: Header, time_s: int) -> int:
+async def first_block_at(node: RpcNode, head: Header, time_s: int, *, strict_times: bool) -> int:
     """The first block, up to `head`, whose time is `time_s` or later.
 
     A node may have pruned old blocks (EIP-4444): a block that it does not give counts as an old one, but the result
@@ -88,13 +89,13 @@ async def first_block_at(node: RpcNode, head: Header, time_s: int) -> int:
             f"its block {head.number} of time {head.timestamp_s} is the last that may be read, and none at or after "
             f"time {time_s} is known yet: wait until the chain has come that far",
         )
-    floor, low, high = 0, await _genesis(node), head
+    floor, low, high = 0, await read_header(node, 0), head
     if low.timestamp_s >= time_s:
         return 0
     while high.number - floor > 1:  # `low` is older than time_s, `high` is not, `floor` is `low` or cannot be had
         probed = await _given(node, _probes(floor, low, high, time_s))
         known = [header for header in probed.values() if header is not None]
-        check_headers(node.name, [low, *known, high])
+        check_links(node.name, [low, *known, high], strict_times=strict_times)
         low = max((one for one in known if one.timestamp_s < time_s), key=_number, default=low)
         high = min((one for one in known if one.timestamp_s >= time_s), key=_number, default=high)
         pruned = (number for number, header in probed.items() if header is None and number < high.number)
@@ -122,14 +123,9 @@ async def _read(node: RpcNode, numbers: Sequence[int]) -> list[WithdrawalBlock]:
     answers = await node.ask([header_call(number) for number in numbers])
     blocks: list[WithdrawalBlock] = []
     for number, answer in zip(numbers, answers, strict=True):
-        told = block_told(node, number, answer)
+        told = block_answer(node, number, answer)
         blocks.append(must_have(node, number, wire.withdrawal_block(node.name, told, number=number)))
     return blocks
-
-
-async def _genesis(node: RpcNode) -> Header:
-    (answer,) = await node.ask([header_call(0)])
-    return read_block(node, 0, answer).header
 
 
 async def _given(node: RpcNode, numbers: Sequence[int]) -> dict[int, Header | None]:

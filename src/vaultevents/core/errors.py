@@ -20,7 +20,8 @@
     ├── DatabaseUnavailable      lost or busy: start the transaction over from its reads
     └── SourceUnavailable        an upstream cannot answer now; try again, another node first
         ├── RangeTooLarge          the node wants a smaller block range or answer
-        └── NodeFault              an answer that contradicts itself or the chain (C2): the node is set aside
+        ├── NodeFault              an answer that contradicts itself or the chain (C2): the node is set aside
+        └── ChainDisagreement      nodes give different final blocks (C2): the stream waits, and nothing is sent
 
 Normal endings are values, not exceptions. Everything outside this tree is a bug and ends the process.
 """
@@ -79,3 +80,7 @@ class RangeTooLarge(SourceUnavailable):
 
 class NodeFault(SourceUnavailable):
     """The node's answer contradicts itself or the chain (decisions C2)."""
+
+
+class ChainDisagreement(SourceUnavailable):
+    """Nodes give different final blocks. Which one is right cannot be told from their answers (rule C2)."""

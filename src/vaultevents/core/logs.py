@@ -22,13 +22,19 @@ TOPICS = (ETHER_FUNDED, WITHDRAWAL_CLAIMED)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What we use of an execution block header; `logs_bloom` has 256 bytes."""
+    """What is used of an execution block header; `logs_bloom` has 256 bytes.
+
+    All of it hashes to `hash`, unless the node gave `unknown_fields`: then the header is of a fork that this version
+    does not know, and only the agreement of nodes speaks for it.
+    """
 
     number: int
     hash: Hash32
     parent_hash: Hash32
     timestamp_s: int
     logs_bloom: bytes
+    receipts_root: Hash32
+    unknown_fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

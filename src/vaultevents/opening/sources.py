@@ -13,7 +13,7 @@ from vaultevents.chain.beacon import BeaconChain, BeaconIdentity, BeaconOptions
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity, Reverted
 from vaultevents.chain.ipfs import IpfsClient
 from vaultevents.chain.newheads import NewHeads
-from vaultevents.config import Settings
+from vaultevents.config import CHAIN_IDS, Settings
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import ConfigError, InputError, WrongNetwork
 from vaultevents.core.events import EVENT_TYPES, ReportUpdateAvailable
@@ -50,8 +50,12 @@ async def open_chain(
         )
     options = ExecutionOptions(
         headers=settings.execution.headers,
-        suspicion_share=settings.execution.suspicion_share,
-        agreement=settings.execution.agreement,
+        ask=settings.execution.ask,
+        completeness=settings.execution.completeness,
+        blooms_per_day=settings.execution.blooms_per_day,
+        strict_times=settings.network in CHAIN_IDS,
+        answer_limit_bytes=settings.execution.max_answer_mb * 2**20,
+        receipt_limit_bytes=settings.execution.max_receipt_mb * 2**20,
         batch_size=settings.execution.batch_size,
         log_range_max=settings.execution.max_range_blocks,
         total_timeout_s=settings.execution.timeout_s,
@@ -79,8 +83,8 @@ async def open_chain(
 
 
 def with_node_alone(settings: Settings, url: SecretStr | None) -> Settings:
-    """The settings with this execution node and no other, so that none has to agree with it; None: without any."""
-    alone = settings.execution.model_copy(update={"urls": () if url is None else (url,), "agreement": 1})
+    """The settings with this execution node and no other; None: without any."""
+    alone = settings.execution.model_copy(update={"urls": () if url is None else (url,)})
     return settings.model_copy(update={"execution": alone})
 
 

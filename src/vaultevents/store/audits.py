@@ -108,6 +108,21 @@ async def body_digest(connection: Connection, span: Span) -> str:
     return lines.hexdigest()
 
 
+async def stored_blocks(connection: Connection, stream: str, span: Span) -> list[int]:
+    """List the blocks of `span` of which something is stored that came from a log of the stream."""
+    if stream == "reports":
+        rows = await connection.fetch(
+            "select distinct block_number from reports where block_number between $1 and $2", *_ends(span)
+        )
+    else:
+        rows = await connection.fetch(
+            "select distinct block_number from events where event_type = any($1) and block_number between $2 and $3",
+            EVENT_TYPES,
+            *_ends(span),
+        )
+    return [row["block_number"] for row in rows]
+
+
 _IN_SPAN = """
 select account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, near_head
 from events where event_type = any($1) and block_number between $2 and $3

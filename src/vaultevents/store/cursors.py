@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from vaultevents.core.spans import Span, subtract
@@ -45,16 +45,29 @@ async def open_stream(
             await backfill(connection, stream, begin)
 
 
-async def open_audit(database: Database, stream: str) -> None:
-    """Makes the cursor of a stream's audit, once: it begins with the earliest block registered (C2, I6)."""
+async def open_audits(database: Database, stream: str, nodes: Sequence[str]) -> None:
+    """Make the audit cursor of a stream for each node that has none, from the earliest block registered (C2, I6).
+
+    Those of nodes that are not configured any longer go. An audit from before there was one for each node is continued
+    by all of them.
+    """
     async with database.transaction() as connection:
         await lock_registry(connection)
         await connection.execute(
-            "insert into cursors (stream, kind, first, position)"
-            " select stream, 'audit', least(position + 1, $2), least(position + 1, $2) - 1"
-            " from cursors where stream = $1 and kind = 'live' on conflict do nothing",
+            "insert into cursors (stream, kind, node, first, position)"
+            " select l.stream, 'audit', n.node, coalesce(a.first, least(l.position + 1, $2)),"
+            "  coalesce(a.position, least(l.position + 1, $2) - 1)"
+            " from cursors l cross join unnest($3::text[]) as n (node)"
+            " left join cursors a on a.stream = l.stream and a.kind = 'audit' and a.node is null"
+            " where l.stream = $1 and l.kind = 'live' on conflict do nothing",
             stream,
             await first_block(connection),
+            list(nodes),
+        )
+        await connection.execute(
+            "delete from cursors where stream = $1 and kind = 'audit' and (node is null or node <> all ($2::text[]))",
+            stream,
+            list(nodes),
         )
 
 

@@ -29,7 +29,7 @@ Kind = Literal["live", "backfill", "replay", "audit"]
 class Cursor:
     """How far a stream is read: `position` is done, and the next span must link to `anchor`.
 
-    `stop` is where a backfill or a replay ends; live has none, and the audit behind it neither.
+    `stop` is where a backfill or a replay ends; live has none, and an audit neither, which is of one `node`.
     """
 
     id: int
@@ -39,11 +39,7 @@ class Cursor:
     position: int
     anchor: str | None
     stop: int | None
-
-    @property
-    def every_header(self) -> bool:
-        """Whether each block is read with its header: a backfill may leave that to the audit behind it (C2)."""
-        return self.kind not in ("backfill", "replay")
+    node: str | None = None
 
     def moved(self, position: int, anchor: str | None) -> Cursor:
         return replace(self, position=position, anchor=anchor)
@@ -88,10 +84,11 @@ class Outbox:
             row = await connection.fetchrow(f"{_SELECT} where stream = $1 and kind = 'live'", stream)
         return _cursor(row) if row else None
 
-    async def audit(self, stream: str) -> Cursor:
-        """The cursor of a stream's audit, which `open_audit` makes."""
+    async def audits(self, stream: str) -> list[Cursor]:
+        """The cursors of a stream's audits, one for each node, which `open_audits` makes."""
         async with self.database.transaction() as connection:
-            return _cursor(await connection.fetchrow(f"{_SELECT} where stream = $1 and kind = 'audit'", stream))
+            rows = await connection.fetch(f"{_SELECT} where stream = $1 and kind = 'audit' order by id", stream)
+        return [_cursor(row) for row in rows]
 
     async def backfills(self, stream: str) -> list[Cursor]:
         """The backfills of a stream that are not done, oldest first."""
@@ -121,7 +118,7 @@ class Outbox:
             row = await connection.fetchrow(
                 "insert into cursors (stream, kind, first, position, stop)"
                 " values ($1, 'replay', $2::bigint, $2 - 1, $3)"
-                " returning id, stream, kind, first, position, anchor, stop",
+                " returning id, stream, kind, first, position, anchor, stop, node",
                 stream,
                 span.first,
                 span.last,
@@ -142,17 +139,18 @@ class Outbox:
         deliver: bool = True,
         reports: Sequence[ReportLog] = (),
         near: forks.NearBlocks | None = None,
+        unverified: int | None = None,
     ) -> Committed | Lost:
         """Stores the events of one span with their deliveries, and `reports` as pending; moves the cursor to `new`.
 
         Only if the cursor is still `old` and the registry still this one; otherwise `Lost` and nothing is written. An
         event that is already stored stays as it is and is never delivered again by this (D13), unless it was orphaned.
-        `near` is what of the span may still be reorganised (C1).
+        `near` is what of the span may still be reorganised (C1), `unverified` its first block of an unknown form (C2).
         """
         async with self.database.transaction() as connection:
             # keeps registrations and webhook changes out until the end
             state = await connection.fetchrow("select version, filter_revision from registry for share")
-            if state["version"] != registry_version or not await self._move(connection, old, new):
+            if state["version"] != registry_version or not await self._move(connection, old, new, unverified):
                 return Lost()
             if new.kind == "audit" and new.position > await read_through(connection, new.stream):
                 return Lost()  # it was registered meanwhile that more is to be read there first
@@ -189,20 +187,22 @@ class Outbox:
             await mark_resolved(connection, report_id, vaults)
             return await _store(connection, events, state["filter_revision"], deliver=deliver)
 
-    async def _move(self, connection: Connection, old: Cursor, new: Cursor) -> bool:
+    async def _move(self, connection: Connection, old: Cursor, new: Cursor, unverified: int | None) -> bool:
         moved = await connection.fetchval(
-            "update cursors set position = $4, anchor = $5, updated_at = db_now()"
+            "update cursors set position = $4, anchor = $5, updated_at = db_now(),"
+            " unverified_from = case when $6::bigint is not null then coalesce(unverified_from, $6) end"
             " where id = $1 and position = $2 and anchor is not distinct from $3 returning id",
             old.id,
             old.position,
             old.anchor,
             new.position,
             new.anchor,
+            unverified,
         )
         return moved is not None
 
 
-_SELECT = "select id, stream, kind, first, position, anchor, stop from cursors"
+_SELECT = "select id, stream, kind, first, position, anchor, stop, node from cursors"
 
 
 def _cursor(row: object) -> Cursor:

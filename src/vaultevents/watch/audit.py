@@ -1,19 +1,22 @@
-"""The audit behind the streams of blocks: what was read is read again, slowly, with every header (C2, I6).
+"""The background audit of the streams of blocks: each node is asked alone, slowly, for all that was read (C2, I6).
 
-It takes the one path with a cursor of its own, so what a backfill has missed is stored and delivered, once. When it
-has caught up it follows the finalized block.
+Live and backfills take the union of the nodes that answer in time; here each node is asked in its turn, however late.
+It takes the one path with a cursor for each node, so what was missed is stored and delivered, once. When it has caught
+up it follows the finalized block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from vaultevents.core.registry import Registry
 from vaultevents.core.spans import Span
-from vaultevents.store.cursors import open_audit, read_through
+from vaultevents.store.audits import stored_blocks
+from vaultevents.store.cursors import open_audits, read_through
 from vaultevents.store.outbox import Cursor, Outbox
-from vaultevents.watch.source import Reading, Source
+from vaultevents.watch.source import LogSource, Reading
 from vaultevents.watch.watcher import begun, run
 
 SPAN_S = 5
@@ -23,11 +26,11 @@ IDLE_POLLS = 15
 
 
 class AuditSource:
-    """Another source up to where its stream is read and final."""
+    """Another source up to where its stream is read and final, with the blocks of all that is stored."""
 
     ahead = 0
 
-    def __init__(self, source: Source, outbox: Outbox, final: Callable[[], Awaitable[int]]) -> None:
+    def __init__(self, source: LogSource, outbox: Outbox, final: Callable[[], Awaitable[int]]) -> None:
         self.stream = source.stream
         self._source, self._outbox, self._final = source, outbox, final
 
@@ -40,16 +43,23 @@ class AuditSource:
         return await self._source.begin()
 
     async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
-        return await self._source.read(span, cursor, registry)
+        async with self._outbox.database.transaction() as connection:
+            stored = await stored_blocks(connection, self.stream, span)
+        return await self._source.read(span, cursor, registry, stored)
 
 
-async def follow_audit(source: AuditSource, outbox: Outbox, *, step: int, poll_s: float, blocks_per_s: float) -> None:
-    """Audits a stream whose live cursor is there; never ends."""
+async def follow_audit(
+    source: AuditSource, outbox: Outbox, nodes: Sequence[str], *, step: int, poll_s: float, blocks_per_s: float
+) -> None:
+    """Audit a stream, whose live cursor is there, at each of its nodes; never ends."""
     step = max(1, min(step, round(blocks_per_s * SPAN_S)))
-    cursor = await begun(source.stream, partial(_begin, source.stream, outbox))
-    await run(source, outbox, cursor, step=step, poll_s=IDLE_POLLS * poll_s, pause_s=1 / blocks_per_s)
+    cursors = await begun(source.stream, partial(_begin, source.stream, outbox, nodes))
+    async with asyncio.TaskGroup() as group:
+        for cursor in cursors:
+            audit = run(source, outbox, cursor, step=step, poll_s=IDLE_POLLS * poll_s, pause_s=1 / blocks_per_s)
+            group.create_task(audit)
 
 
-async def _begin(stream: str, outbox: Outbox) -> Cursor:
-    await open_audit(outbox.database, stream)
-    return await outbox.audit(stream)
+async def _begin(stream: str, outbox: Outbox, nodes: Sequence[str]) -> list[Cursor]:
+    await open_audits(outbox.database, stream, nodes)
+    return await outbox.audits(stream)

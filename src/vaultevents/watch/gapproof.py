@@ -15,7 +15,7 @@ from typing import Final
 import structlog
 
 from vaultevents.chain.execution import ExecutionChain
-from vaultevents.chain.receipts import Derived
+from vaultevents.chain.logs import ProvenRange
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable
 from vaultevents.core.events import project
 from vaultevents.core.facts import fact_line
@@ -114,17 +114,19 @@ async def prove(
     return proof.result(span, last, events_digest)
 
 
-async def _derived(chain: ExecutionChain, span: Span, anchor: Hash32 | None, oracles: Collection[Address]) -> Derived:
+async def _derived(
+    chain: ExecutionChain, span: Span, anchor: Hash32 | None, oracles: Collection[Address]
+) -> ProvenRange:
     """A long audit does not end because nodes do not answer for a moment; one that contradicts itself ends it."""
     for pause_s in islice(pauses(), PATIENCE):
         try:
-            return await chain.derive_logs(span, anchor, oracles)
+            return await chain.prove_range(span, anchor, oracles)
         except NodeFault:
             raise
         except SourceUnavailable as error:
             log.warning("audit_waits", blocks=str(span), problem=str(error), retry_in_s=pause_s)
             await asyncio.sleep(pause_s)
-    return await chain.derive_logs(span, anchor, oracles)
+    return await chain.prove_range(span, anchor, oracles)
 
 
 class _Running:
@@ -136,7 +138,7 @@ class _Running:
         self._lines, self._facts = hashlib.sha256(), 0
         self._hashes_rebuilt = self._blocks_read = self._roots_rebuilt = 0
 
-    async def compare(self, database: Database, span: Span, derived: Derived) -> None:
+    async def compare(self, database: Database, span: Span, derived: ProvenRange) -> None:
         """Takes a part of the range into account."""
         self._hashes_rebuilt += derived.hashes_rebuilt
         self._blocks_read += derived.blocks_read

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from vaultevents.chain.execution import ExecutionChain, LogRange
 from vaultevents.core.errors import NodeFault
 from vaultevents.core.logs import Header, fold
-from vaultevents.core.registry import Registry
+from vaultevents.core.registry import Registry, Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Hash32, hex_text
 from vaultevents.store.forks import NearBlocks
@@ -74,23 +74,22 @@ class LogsSource:
         head = await self._chain.final_head()
         return head.number, hex_text(head.hash)
 
-    async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
+    async def read(self, span: Span, cursor: Cursor, registry: Registry, also: Collection[int] = ()) -> Reading:
         watched = registry.watched(span)
         # before the logs: a block that is final then has the logs that are read now
         near = cursor.kind == "live" and self._chain.reads_near_head
         final = await self._chain.final_head() if near else None
         anchor = anchor_of(cursor)
-        found = await self._chain.read_logs(
-            span, watched, anchor, every=cursor.every_header, second=cursor.kind == "audit"
-        )
+        found = await read_watched(self._chain, span, watched, cursor, also, final=not near)
         if final is not None and not watched and span.last > final.number:
             found = await self._links(span, anchor, final)
         return Reading(
             fold(found.logs, found.times_s, watched),
             hex_text(found.last.hash),
             parent=found.parent,
-            seen=len(found.logs),
+            seen=found.seen,
             near=None if final is None else _near(found.headers, final),
+            unverified=found.unverified,
         )
 
     async def _links(self, span: Span, anchor: Hash32 | None, final: Header) -> LogRange:
@@ -99,6 +98,21 @@ class LogsSource:
         headers = await self._chain.linked_headers(Span(first, span.last), anchor if first == span.first else None)
         parent = hex_text(headers[first].parent_hash) if first == span.first else None
         return LogRange([], {}, headers[span.last], parent, headers)
+
+
+async def read_watched(
+    chain: ExecutionChain, span: Span, watched: Watched, cursor: Cursor, also: Collection[int], *, final: bool = True
+) -> LogRange:
+    """Read the proven logs of a span as the kind of its cursor asks for.
+
+    A live cursor reads and links every header, and so does the audit of a single node: there only blooms speak against
+    what the node leaves out. With several nodes their union does, and the audit asks each of them alone.
+    """
+    every = cursor.kind == "live" or (cursor.kind == "audit" and len(chain.nodes) == 1)
+    live = cursor.kind == "live"
+    return await chain.read_logs(
+        span, watched, anchor_of(cursor), every=every, final=final, live=live, only=cursor.node, also=also
+    )
 
 
 def _near(headers: Mapping[int, Header], final: Header) -> NearBlocks:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from vaultevents import metrics
+from vaultevents.core.errors import SourceUnavailable
 from vaultevents.core.events import Event, project
 from vaultevents.core.registry import Registry
 from vaultevents.core.spans import Span, next_span, next_step
@@ -84,9 +85,11 @@ class Reader:
             last = further.last
         try:
             found = await reading
-        except BaseException:
+        except BaseException as error:
             reading.cancel()
             self.close()
+            if isinstance(error, SourceUnavailable):  # fewer questions at once have a better chance
+                self._step = max(1, self._step // 2)
             raise
         if cursor.anchor is not None and found.reading.parent not in (None, cursor.anchor):
             self.close()

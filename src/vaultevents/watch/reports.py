@@ -23,7 +23,7 @@ from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, checksum, hex_text
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 from vaultevents.store.reports import StoredReport, due_reports, postpone_report
-from vaultevents.watch.logs import AHEAD, anchor_of
+from vaultevents.watch.logs import AHEAD, read_watched
 from vaultevents.watch.source import Reading
 
 log = structlog.get_logger("reports")
@@ -48,13 +48,11 @@ class ReportsSource:
         head = await self._chain.final_head()
         return head.number, hex_text(head.hash)
 
-    async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
+    async def read(self, span: Span, cursor: Cursor, registry: Registry, also: Collection[int] = ()) -> Reading:
         watched = Watched(oracles=self._oracles if registry.watched(span) else frozenset())
-        found = await self._chain.read_logs(
-            span, watched, anchor_of(cursor), every=cursor.every_header, second=cursor.kind == "audit"
-        )
+        found = await read_watched(self._chain, span, watched, cursor, also)
         reports = [decode(one, found.times_s[one.block_number]) for one in found.logs if is_watched(one, watched)]
-        return Reading((), hex_text(found.last.hash), reports, found.parent, len(found.logs))
+        return Reading((), hex_text(found.last.hash), reports, found.parent, found.seen, unverified=found.unverified)
 
 
 class Files(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -19,7 +19,7 @@ class Reading:
     """What a source saw in a span, what the next span must link to, and reports whose files are still to be had.
 
     `parent` is what this span itself links to, where that is known; `seen` counts the records that were read for it;
-    `near` is what of the span may still be reorganised.
+    `near` is what of the span may still be reorganised. `unverified` is the first block of a form that is not known.
     """
 
     observations: Sequence[Observation]
@@ -28,6 +28,7 @@ class Reading:
     parent: str | None = None
     seen: int = 0
     near: NearBlocks | None = None
+    unverified: int | None = None
 
 
 class Source(Protocol):
@@ -61,6 +62,14 @@ class Forked:
 
     ancestor: int
     anchor: BlockHash
+
+
+class LogSource(Source, Protocol):
+    """A stream of logs: also blocks of which no node claims a log can be read."""
+
+    async def read(self, span: Span, cursor: Cursor, registry: Registry, also: Collection[int] = ()) -> Reading:
+        """As `Source.read`; the blocks in `also` are read whatever nodes claim."""
+        ...
 
 
 Known = Mapping[int, BlockHash]

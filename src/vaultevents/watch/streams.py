@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -21,7 +21,7 @@ from vaultevents.watch.discovery import Discovery
 from vaultevents.watch.hint import Hint
 from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.reports import ReportsSource
-from vaultevents.watch.source import Source
+from vaultevents.watch.source import LogSource, Source
 from vaultevents.watch.validators import ValidatorsSource
 from vaultevents.watch.watcher import Advanced, begun, run, run_backfills
 from vaultevents.watch.withdrawals import WithdrawalsSource
@@ -31,11 +31,20 @@ WITHDRAWALS_STEP_EPOCHS = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Audit:
+    """What of a stream is read again, at each of `nodes` alone: all up to the `final` block."""
+
+    source: LogSource
+    nodes: Sequence[str]
+    final: Callable[[], Awaitable[int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Stream:
     """One source; its positions are blocks or epochs, `step` of which are committed at once.
 
-    Those that are read with fewer questions, of a backfill or a replay, may be `backfill_step` at once. What is read
-    again behind them lies up to `final`; a stream without one is not audited, since it was read with every proof.
+    Those that are read with fewer questions, of a backfill or a replay, may be `backfill_step` at once. A stream
+    without an `audit` needs none, since it is read with every proof.
     """
 
     source: Source
@@ -44,7 +53,7 @@ class Stream:
     step: int
     poll_s: float
     backfill_step: int
-    final: Callable[[], Awaitable[int]] | None = None
+    audit: Audit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +68,15 @@ class Steps:
 def logs_stream(chain: ExecutionChain, steps: Steps) -> Stream:
     """The two contract events."""
     source = LogsSource(chain)
-    return Stream(
-        source, "block", first_block, steps.step, steps.poll_s, steps.backfill_step, partial(_final_block, chain)
-    )
+    audit = Audit(source, chain.nodes, partial(_final_block, chain))
+    return Stream(source, "block", first_block, steps.step, steps.poll_s, steps.backfill_step, audit)
 
 
 def reports_stream(chain: ExecutionChain, oracles: Collection[Address], steps: Steps) -> Stream:
     """Published oracle reports; a `Resolver` must run beside it."""
     source = ReportsSource(chain, oracles)
-    return Stream(
-        source, "block", first_block, steps.step, steps.poll_s, steps.backfill_step, partial(_final_block, chain)
-    )
+    audit = Audit(source, chain.nodes, partial(_final_block, chain))
+    return Stream(source, "block", first_block, steps.step, steps.poll_s, steps.backfill_step, audit)
 
 
 async def _final_block(chain: ExecutionChain) -> int:
@@ -116,9 +123,12 @@ async def follow(
         group.create_task(
             run_backfills(source, outbox, step=stream.backfill_step, poll_s=poll_s, on_advance=on_advance)
         )
-        if stream.final is not None and audit_per_s:
-            audited = AuditSource(source, outbox, stream.final)
-            group.create_task(follow_audit(audited, outbox, step=stream.step, poll_s=poll_s, blocks_per_s=audit_per_s))
+        if stream.audit is not None and audit_per_s:
+            audit = AuditSource(stream.audit.source, outbox, stream.audit.final)
+            nodes = stream.audit.nodes
+            group.create_task(
+                follow_audit(audit, outbox, nodes, step=stream.step, poll_s=poll_s, blocks_per_s=audit_per_s)
+            )
 
 
 async def _begin(stream: Stream, outbox: Outbox) -> Cursor:

@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
 from vaultevents import metrics
-from vaultevents.core.errors import DatabaseUnavailable, NodeFault, SourceUnavailable
+from vaultevents.core.errors import ChainDisagreement, DatabaseUnavailable, NodeFault, SourceUnavailable
 from vaultevents.core.spans import Span
 from vaultevents.store.audits import Comparison
 from vaultevents.store.forks import Rewind
@@ -22,6 +23,7 @@ from vaultevents.watch.source import Forked, Source
 
 log = structlog.get_logger("watch")
 
+T = TypeVar("T")
 SHOWN_IDS = 20
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
@@ -80,7 +82,14 @@ async def advance(reader: Reader, outbox: Outbox, cursor: Cursor, *, deliver: bo
     reading = prepared.reading
     new = cursor.moved(span.last, reading.anchor)
     outcome = await outbox.commit(
-        cursor, new, prepared.events, registry.version, deliver=deliver, reports=reading.reports, near=reading.near
+        cursor,
+        new,
+        prepared.events,
+        registry.version,
+        deliver=deliver,
+        reports=reading.reports,
+        near=reading.near,
+        unverified=reading.unverified,
     )
     if isinstance(outcome, Lost):
         return outcome
@@ -128,8 +137,8 @@ def pauses() -> Iterator[float]:
         yield BACKOFF_S[-1]
 
 
-async def begun(stream: str, begin: Callable[[], Awaitable[Cursor]]) -> Cursor:
-    """The cursor that `begin` finds or makes, tried again for as long as an upstream or the database is away."""
+async def begun(stream: str, begin: Callable[[], Awaitable[T]]) -> T:
+    """What `begin` finds or makes, tried again for as long as an upstream or the database is away."""
     waits = pauses()
     while True:
         try:
@@ -172,6 +181,8 @@ async def run(
             except (SourceUnavailable, DatabaseUnavailable) as error:
                 if patience is not None and failures >= patience:
                     raise
+                if isinstance(error, ChainDisagreement):
+                    metrics.node_failure("chain_disagreement")
                 failures, pause = failures + 1, next(waits)
                 await outbox.note_problem(cursor, str(error))
                 told = {"stream": source.stream, "kind": cursor.kind, "problem": str(error)}

@@ -1,0 +1,120 @@
+"""Whether all who can say agree on the chain: every execution node at one height, and the beacon chain (rule C2).
+
+A witness that does not answer stalls nothing; one that answers otherwise stops the stream with both sides named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from vaultevents import metrics
+from vaultevents.chain import wire
+from vaultevents.chain.batches import together
+from vaultevents.chain.blocks import header_call, read_header
+from vaultevents.chain.endpoints import Endpoints
+from vaultevents.chain.jsonrpc import RpcFailure, RpcNode
+from vaultevents.core.errors import ChainDisagreement, SourceUnavailable
+from vaultevents.core.logs import Header
+from vaultevents.core.units import Hash32, hex_text
+
+_log = structlog.get_logger()
+
+IN_USE = "the execution nodes in use"
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What the beacon chain has of an execution block."""
+
+    number: int
+    hash: Hash32
+
+
+class Anchor(Protocol):
+    """A witness of the chain beside the execution nodes: the beacon chain."""
+
+    name: str
+
+    async def payload_at(self, header: Header) -> Payload | None:
+        """Return the execution payload in the slot of a header; None where the witness has none there."""
+        ...
+
+    async def final_payload(self) -> Payload | None:
+        """Return the execution payload of the finalized block; None where it cannot be named."""
+        ...
+
+
+def disagreement(node: str, header: Header, other: str, others: Header) -> ChainDisagreement:
+    """Make the error that names both sides."""
+    return ChainDisagreement(
+        IN_USE,
+        f"give two blocks {header.number}: {hex_text(header.hash)} at {node} and {hex_text(others.hash)} at {other}; "
+        "nothing is sent until they agree: find out which one follows the chain, and name only that one",
+    )
+
+
+async def confirm(nodes: Endpoints[RpcNode], anchor: Anchor | None, found: Header) -> Header:
+    """Return the newest block, up to a finalized one that was `found`, on which all that answer agree.
+
+    Raises `ChainDisagreement` where they do not.
+    """
+    if len(nodes.nodes) > 1:
+        given = await nodes.ask_each(partial(_header_or_none, number=found.number), urgent=True)
+        for node, header in given:
+            if header is not None and header.hash != found.hash:
+                same = (other.name for other, own in given if own is not None and own.hash == found.hash)
+                raise disagreement(next(same, "the preferred node"), found, node.name, header)
+    return found if anchor is None else await _anchored(nodes, anchor, found)
+
+
+async def _header_or_none(node: RpcNode, number: int) -> Header | None:
+    """A node that does not have a block is no witness of it, and not faulty."""
+    (answer,) = await node.ask([header_call(number)])
+    block = None if isinstance(answer, RpcFailure) else wire.block(node.name, answer, number=number)
+    return None if block is None else block.header
+
+
+async def _anchored(nodes: Endpoints[RpcNode], anchor: Anchor, found: Header) -> Header:
+    """`found` where the beacon chain has it, else the beacon chain's finalized block where that is older."""
+    try:
+        payload = await anchor.payload_at(found)
+        final = await anchor.final_payload() if payload is None else None
+    except SourceUnavailable as error:
+        metrics.node_failure("anchor_silent")
+        _log.warning("anchor_silent", node=anchor.name, block=found.number, problem=str(error))
+        return found
+    if final is not None and final.number < found.number:
+        payload, found = final, await nodes.ask(partial(read_header, number=final.number))
+    if payload is not None:
+        _compare(anchor, found, payload)
+    return found
+
+
+async def check_blocks(anchor: Anchor, headers: Iterable[Header]) -> None:
+    """Hold blocks against the beacon chain; raises `ChainDisagreement`. Where it is silent, nothing is said."""
+
+    async def check(header: Header) -> None:
+        try:
+            payload = await anchor.payload_at(header)
+        except SourceUnavailable:
+            return  # logged when the finalized block was to be confirmed
+        if payload is not None:
+            _compare(anchor, header, payload)
+
+    await together((partial(check, header) for header in headers), _AT_ONCE)
+
+
+def _compare(anchor: Anchor, header: Header, payload: Payload) -> None:
+    if (payload.number, payload.hash) != (header.number, header.hash):
+        raise ChainDisagreement(
+            IN_USE,
+            f"give block {header.number} as {hex_text(header.hash)}, and {anchor.name} has block {payload.number}, "
+            f"{hex_text(payload.hash)}, in that place; nothing is sent until they agree: find out which of them "
+            "follows the chain",
+        )
