@@ -377,7 +377,8 @@ class _Reading:
         node = claims.node
         self._disproved.add(node.name)
         node.line.counters.claims_disproved += 1
-        if claimed.keys() == proven.keys() and all(claimed[at][:3] == proven[at][:3] for at in claimed):
+        is_same = claimed.keys() == proven.keys() and all(claimed[at][:3] == proven[at][:3] for at in claimed)
+        if is_same and claimed != proven:
             raise ChainDisagreement(
                 IN_USE,
                 f"give different transaction hashes for the same logs of block {number}, one of them {node.name}: "
