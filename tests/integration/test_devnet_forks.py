@@ -1,12 +1,12 @@
 """Devnet blocks that real nodes rarely have: headers of later forks, equal times, floods of logs, new receipt types.
 
-Hashes are compared with an RLP encoder of this file, which is held against a real Amsterdam header of Sepolia.
+Hashes are compared with those of an encoder for tests, which is held against a real Amsterdam header of Sepolia.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -14,8 +14,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from eth_hash.auto import keccak
 
+from block_hashes import AMSTERDAM, FUTURE, PRAGUE, header_hash, root_of
 from vaultevents.core.logs import ETHER_FUNDED, TOPICS
 from vaultevents.devnet.acts import Funding, log_of
 from vaultevents.devnet.blocks import FULL_BLOCK_LOGS
@@ -24,55 +24,14 @@ from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.floods import UNREGISTERED, mine_flood
 from vaultevents.devnet.node import Node
 from vaultevents.devnet.rpc import block_json
-from vaultevents.devnet.trie import ordered_root
 from vaultevents.devnet.world import World
 
 pytestmark = pytest.mark.integration
 
 SEPOLIA = Path(__file__).parents[1] / "data" / "headers" / "sepolia-11856337.json"
-PRAGUE = (
-    *("parentHash", "sha3Uncles", "miner", "stateRoot", "transactionsRoot", "receiptsRoot", "logsBloom", "difficulty"),
-    *("number", "gasLimit", "gasUsed", "timestamp", "extraData", "mixHash", "nonce", "baseFeePerGas"),
-    *("withdrawalsRoot", "blobGasUsed", "excessBlobGas", "parentBeaconBlockRoot", "requestsHash"),
-)
-AMSTERDAM = (*PRAGUE, "blockAccessListHash", "slotNumber")
-FUTURE = (*AMSTERDAM, "inclusionListRoot")
-QUANTITIES = {
-    *("difficulty", "number", "gasLimit", "gasUsed", "timestamp", "baseFeePerGas", "blobGasUsed", "excessBlobGas"),
-    "slotNumber",
-}
-
-Encodable = bytes | int | list["Encodable"]
 
 
-def rlp(value: Encodable) -> bytes:
-    """Encode by the rules of the Yellow Paper, appendix B."""
-    match value:
-        case int():
-            return rlp(value.to_bytes((value.bit_length() + 7) // 8))
-        case bytes() if len(value) == 1 and value[0] < 0x80:
-            return value
-        case bytes():
-            return _prefix(0x80, len(value)) + value
-    payload = b"".join(map(rlp, value))
-    return _prefix(0xC0, len(payload)) + payload
-
-
-def _prefix(offset: int, size: int) -> bytes:
-    if size < 56:
-        return bytes([offset + size])
-    digits = size.to_bytes((size.bit_length() + 7) // 8)
-    return bytes([offset + 55 + len(digits)]) + digits
-
-
-def header_hash(block: Mapping[str, str], fields: tuple[str, ...]) -> str:
-    items: list[Encodable] = [
-        int(block[name], 16) if name in QUANTITIES else bytes.fromhex(block[name][2:]) for name in fields
-    ]
-    return "0x" + keccak(rlp(items)).hex()
-
-
-def test_this_encoder_hashes_a_real_amsterdam_header() -> None:
+def test_the_encoder_for_tests_hashes_a_real_amsterdam_header() -> None:
     header = json.loads(SEPOLIA.read_text())
     assert tuple(name for name in header if name != "hash") == AMSTERDAM
     assert header_hash(header, AMSTERDAM) == header["hash"]
@@ -191,31 +150,6 @@ async def test_a_flood_exceeds_what_a_provider_gives_by_topic_but_not_by_address
         receipts = (await ask("eth_getBlockReceipts", by_hash["blockHash"]))["result"]
     assert [len(receipt["logs"]) for receipt in receipts] == [2000] * 5 + [4]
     assert root_of(receipts) == block_json(world.chain.head)["receiptsRoot"]
-
-
-def encoded(receipt: Mapping[str, Any], later: tuple[str, ...] = ()) -> bytes:
-    """A receipt as it is hashed (EIP-2718), with the values of `later` at its end."""
-    logs: list[Encodable] = [
-        [
-            bytes.fromhex(log["address"][2:]),
-            [bytes.fromhex(topic[2:]) for topic in log["topics"]],
-            bytes.fromhex(log["data"][2:]),
-        ]
-        for log in receipt["logs"]
-    ]
-    fields: list[Encodable] = [
-        int(receipt["status"], 16),
-        int(receipt["cumulativeGasUsed"], 16),
-        bytes.fromhex(receipt["logsBloom"][2:]),
-        logs,
-        *(int(receipt[name], 16) for name in later),
-    ]
-    return bytes([int(receipt["type"], 16)]) + rlp(fields)
-
-
-def root_of(receipts: list[dict[str, Any]], later: tuple[str, ...] = ()) -> str:
-    """The tree itself is compared with another implementation in the tests of receipts."""
-    return "0x" + ordered_root([encoded(receipt, later) for receipt in receipts]).hex()
 
 
 OP_STACK = (("depositNonce", 258), ("depositReceiptVersion", 1))
