@@ -1,145 +1,51 @@
-"""An execution node that serves precomputed bytes, in a process of its own: what is measured beside it is the reader.
+"""An execution node that serves a provable chain in a process of its own: what is measured beside it is the reader.
 
-Its chain is made of numbers alone: block n has the hash `block_hash(n)`, and a log stands in a random block. Headers of
-blocks with logs and all logs are rendered before the first request; other headers are filled into a template.
+Logs of the watched topics are rendered before the first request; headers, receipts and other logs fill templates.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
+import gc
 import json
-import random
 import subprocess
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+import _mockchain as mockchain
 import msgspec
 from _receiver import Receiver
 
-from vaultevents.core.logs import ETHER_FUNDED, WITHDRAWAL_CLAIMED
-from vaultevents.devnet.header import bloom_bits
+from vaultevents.core.logs import TOPICS
 
-CHAIN_ID = 31337
-GENESIS_S = 1_700_000_000
 RANGE_LIMIT = 10_000
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-_OTHERS = 2
-"""Transactions of each block before those with logs."""
+_TAGS = ("latest", "safe", "finalized")
+_REFUSED_TOPICS = b'"error":{"code":-32602,"message":"topics: a list of the first topic is all that is known here"}'
 
 
-def vault(number: int) -> bytes:
-    return hashlib.sha256(b"vault %d" % number).digest()[:20]
+class _Settings:
+    """What a client may change: how long answers wait. `counted` has requests and calls since they were asked for."""
 
-
-def queue(number: int) -> bytes:
-    return hashlib.sha256(b"queue %d" % number).digest()[:20]
-
-
-def block_hash(number: int) -> str:
-    return "0x" + hashlib.sha256(b"block %d" % number).hexdigest()
-
-
-def time_s(number: int) -> int:
-    return GENESIS_S + 12 * number
-
-
-@dataclass(frozen=True, slots=True)
-class _Chain:
-    """`places` has the block of each log; `headers` and `numbers` (by hash) are of blocks with logs."""
-
-    blocks: int
-    places: list[int]
-    logs: list[bytes]
-    headers: dict[int, bytes]
-    numbers: dict[str, int]
-
-
-def _chain(blocks: int, logs: int, vaults: int) -> _Chain:
-    rng = random.Random(f"{blocks}/{logs}")
-    places = sorted(rng.randint(1, blocks) for _ in range(logs))
-    rendered, headers = [], {}
-    number, index, bloom, hashes = 0, 0, 0, _others(0)
-    for at, place in enumerate(places):
-        if place != number:
-            if number:
-                headers[number] = _header(number, bloom, hashes)
-            number, index, bloom, hashes = place, 0, 0, _others(place)
-        tx_hash = "0x" + hashlib.sha256(b"transaction %d" % at).hexdigest()
-        owner = rng.randrange(vaults)
-        if rng.random() < 0.85:
-            address, topics = vault(owner), [bytes(ETHER_FUNDED)]
-        else:
-            people = [bytes(12) + vault(at), bytes(12) + queue(at)]
-            address, topics = queue(owner), [bytes(WITHDRAWAL_CLAIMED), at.to_bytes(32), *people]
-        for value in (address, *topics):
-            bloom |= bloom_bits(value)
-        log = {
-            "address": "0x" + address.hex(),
-            "topics": ["0x" + topic.hex() for topic in topics],
-            "data": "0x" + rng.randrange(10**15, 10**20).to_bytes(32).hex(),
-            "blockNumber": hex(number),
-            "transactionHash": tx_hash,
-            "transactionIndex": hex(len(hashes)),
-            "blockHash": block_hash(number),
-            "logIndex": hex(index),
-            "removed": False,
-        }
-        rendered.append(json.dumps(log, separators=(",", ":")).encode())
-        hashes.append(tx_hash)
-        index += 1
-    if number:
-        headers[number] = _header(number, bloom, hashes)
-    return _Chain(blocks, places, rendered, headers, {block_hash(number): number for number in headers})
-
-
-def _others(number: int) -> list[str]:
-    return ["0x" + hashlib.sha256(b"other %d/%d" % (number, at)).hexdigest() for at in range(_OTHERS)]
-
-
-def _header(number: int, bloom: int, hashes: list[str]) -> bytes:
-    zero = "0x" + 32 * "00"
-    header = {
-        "number": hex(number),
-        "hash": block_hash(number),
-        "parentHash": block_hash(number - 1),
-        "timestamp": hex(time_s(number)),
-        "logsBloom": "0x" + bloom.to_bytes(256).hex(),
-        "sha3Uncles": zero,
-        "stateRoot": zero,
-        "transactionsRoot": zero,
-        "receiptsRoot": zero,
-        "miner": "0x" + 20 * "00",
-        "gasLimit": "0x2255100",
-        "gasUsed": "0x5208",
-        "extraData": "0x",
-        "mixHash": zero,
-        "nonce": "0x0000000000000000",
-        "baseFeePerGas": "0x7",
-        "withdrawalsRoot": zero,
-        "size": "0x3e8",
-        "uncles": [],
-        "withdrawals": [],
-        "transactions": hashes,
-    }
-    return json.dumps(header, separators=(",", ":")).encode()
+    def __init__(self) -> None:
+        self.latency_s = 0.0
+        self.counted = [0, 0]
 
 
 class _Node(Receiver):
-    """One connection. `counted` has the HTTP requests and the calls since they were last asked for."""
+    """One connection."""
 
-    def __init__(self, chain: _Chain, latency_s: float, counted: list[int]) -> None:
-        self._chain, self._latency_s, self._counted = chain, latency_s, counted
+    def __init__(self, chain: mockchain.Chain, settings: _Settings) -> None:
+        self._chain, self._settings = chain, settings
 
     def answer(self, request: bytes) -> None:
         answer = self._answer(msgspec.json.decode(request[request.index(b"\r\n\r\n") + 4 :]))
-        if self._latency_s:
-            asyncio.get_running_loop().call_later(self._latency_s, self._send, answer)
+        if self._settings.latency_s:
+            asyncio.get_running_loop().call_later(self._settings.latency_s, self._send, answer)
         else:
             self._send(answer)
 
@@ -149,43 +55,96 @@ class _Node(Receiver):
 
     def _answer(self, sent: Any) -> bytes:
         calls = sent if isinstance(sent, list) else [sent]
-        if calls[0]["method"] == "mock_counted":
-            counted, self._counted[:] = list(self._counted), [0, 0]
-            return b'{"jsonrpc":"2.0","id":%d,"result":%b}' % (calls[0]["id"], json.dumps(counted).encode())
-        self._counted[0] += 1
-        self._counted[1] += len(calls)
+        settings = self._settings
+        match calls[0]["method"], calls[0]["params"]:
+            case "mock_counted", _:
+                counted, settings.counted = settings.counted, [0, 0]
+                return b'{"jsonrpc":"2.0","id":%d,"result":%b}' % (calls[0]["id"], json.dumps(counted).encode())
+            case "mock_latency", [latency_ms]:
+                settings.latency_s = latency_ms / 1000
+                return b'{"jsonrpc":"2.0","id":%d,"result":null}' % calls[0]["id"]
+        settings.counted[0] += 1
+        settings.counted[1] += len(calls)
         answers = [
             b'{"jsonrpc":"2.0","id":%d,%b}' % (call["id"], self._result(call["method"], call["params"]))
             for call in calls
         ]
         return b"[%b]" % b",".join(answers) if isinstance(sent, list) else answers[0]
 
-    def _result(self, method: str, params: list[object]) -> bytes:
+    def _result(self, method: str, params: list[Any]) -> bytes:
         chain = self._chain
         match method, params:
             case "eth_chainId", _:
-                return b'"result":"%b"' % hex(CHAIN_ID).encode()
-            case "eth_getBlockByNumber", [str(position), *_]:
-                number = chain.blocks if position in ("latest", "safe", "finalized") else int(position, 16)
-                return b'"result":' + (chain.headers.get(number) or _header(number, 0, _others(number)))
-            case "eth_getLogs", [{"fromBlock": str(first), "toBlock": str(last)}]:
-                begin, end = int(first, 16), int(last, 16)
-                if end - begin + 1 > RANGE_LIMIT:
-                    return b'"error":{"code":-32602,"message":"range exceeds limit of %d"}' % RANGE_LIMIT
-                found = chain.logs[bisect_left(chain.places, begin) : bisect_right(chain.places, end)]
-                return b'"result":[%b]' % b",".join(found)
-            case "eth_getLogs", [{"blockHash": str(asked)}]:  # every log of this chain has one of the watched topics
-                number = chain.numbers.get(asked, 0)
-                found = chain.logs[bisect_left(chain.places, number) : bisect_right(chain.places, number)]
-                return b'"result":[%b]' % b",".join(found)
+                return b'"result":"%b"' % hex(mockchain.CHAIN_ID).encode()
+            case (("eth_getBlockByNumber" | "eth_getBlockByHash"), [str(position), *rest]):
+                number = self._number(position)
+                if number is None:
+                    return b'"result":null'
+                return b'"result":' + mockchain.header_json(chain, number, full=rest[:1] == [True])
+            case "eth_getBlockReceipts", [str(position)]:
+                number = self._number(position)
+                if number is None:
+                    return b'"result":null'
+                return b'"result":[%b]' % b",".join(mockchain.receipts_json(chain, number))
+            case "eth_getTransactionReceipt", [str(tx_hash)]:
+                place = chain.transactions.get(bytes.fromhex(tx_hash[2:]))
+                if place is None:
+                    return b'"result":null'
+                return b'"result":' + mockchain.receipts_json(chain, place[0])[place[1]]
+            case "eth_getLogs", [dict(wanted)]:
+                return self._logs(wanted)
             case _:
                 return b'"error":{"code":-32601,"message":"the method does not exist"}'
 
+    def _number(self, position: str) -> int | None:
+        """The height of a tag, a quantity or a hash; None where there is no such block."""
+        if position in _TAGS:
+            return self._chain.last
+        if len(position) == 66:
+            return self._chain.numbers.get(bytes.fromhex(position[2:]))
+        number = int(position, 16)
+        return number if number <= self._chain.last else None
+
+    def _logs(self, wanted: dict[str, Any]) -> bytes:
+        topics = wanted.get("topics") or []
+        if len(topics) > 1:
+            return _REFUSED_TOPICS
+        first_topics = [topics[0]] if topics and isinstance(topics[0], str) else topics[0] if topics else None
+        kinds = None if first_topics is None else {bytes.fromhex(topic[2:]) for topic in first_topics}
+        if "blockHash" in wanted:
+            number = self._number(wanted["blockHash"])
+            if number is None:
+                return b'"error":{"code":-32000,"message":"unknown block"}'
+            begin = end = number
+        else:
+            begin, end = int(wanted["fromBlock"], 16), int(wanted["toBlock"], 16)
+        if end - begin + 1 > RANGE_LIMIT:
+            return b'"error":{"code":-32602,"message":"range exceeds limit of %d"}' % RANGE_LIMIT
+        found = (
+            self._watched(begin, end) if kinds is not None and kinds >= set(TOPICS) else self._all(begin, end, kinds)
+        )
+        if "address" in wanted:
+            given = wanted["address"]
+            asked = {mockchain.address_prefix(one) for one in ([given] if isinstance(given, str) else given)}
+            found = [log for log in found if log[: mockchain.ADDRESS_END] in asked]
+        return b'"result":[%b]' % b",".join(found)
+
+    def _watched(self, begin: int, end: int) -> Sequence[bytes]:
+        places = self._chain.places
+        return self._chain.logs[bisect_left(places, begin) : bisect_right(places, end)]
+
+    def _all(self, begin: int, end: int, kinds: set[bytes] | None) -> list[bytes]:
+        """The logs of all topics, or of some `kinds`, from the blocks that have any."""
+        chain = self._chain
+        numbers = sorted({*chain.places[bisect_left(chain.places, begin) : bisect_right(chain.places, end)]})
+        found = [log for number in numbers for log in mockchain.logs_json(chain, chain.block(number))]
+        return found if kinds is None else [log for log in found if mockchain.first_topic(log) in kinds]
+
 
 @contextmanager
-def mock_node(blocks: int, logs: int, vaults: int, latency_ms: float) -> Iterator[str]:
+def mock_node(blocks: int, logs: int, vaults: int) -> Iterator[str]:
     """A running node; its URL."""
-    numbers = map(str, (blocks, logs, vaults, latency_ms))
+    numbers = map(str, (blocks, logs, vaults))
     process = subprocess.Popen([sys.executable, __file__, *numbers], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdin is not None
     try:
@@ -195,9 +154,9 @@ def mock_node(blocks: int, logs: int, vaults: int, latency_ms: float) -> Iterato
         process.wait()
 
 
-async def _serve(chain: _Chain, latency_s: float) -> None:
-    counted = [0, 0]
-    server = await asyncio.get_running_loop().create_server(lambda: _Node(chain, latency_s, counted), "127.0.0.1", 0)
+async def _serve(chain: mockchain.Chain) -> None:
+    settings = _Settings()
+    server = await asyncio.get_running_loop().create_server(lambda: _Node(chain, settings), "127.0.0.1", 0)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin, ended.set)  # the parent closes it
@@ -206,10 +165,14 @@ async def _serve(chain: _Chain, latency_s: float) -> None:
 
 def _main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser()
-    for name, kind in (("blocks", int), ("logs", int), ("vaults", int), ("latency_ms", float)):
-        parser.add_argument(name, type=kind)
+    for name in ("blocks", "logs", "vaults"):
+        parser.add_argument(name, type=int)
     options = parser.parse_args(arguments)
-    asyncio.run(_serve(_chain(options.blocks, options.logs, options.vaults), options.latency_ms / 1000))
+    gc.disable()  # the chain makes no circles, and walking through millions of objects takes longer than making them
+    chain = mockchain.build(options.blocks, options.logs, options.vaults)
+    gc.freeze()
+    gc.enable()
+    asyncio.run(_serve(chain))
 
 
 if __name__ == "__main__":

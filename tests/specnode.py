@@ -29,6 +29,7 @@ MOST_IDS_PER_GET = 64
 
 _SSZ = "application/octet-stream"
 _RESOURCE = re.compile(r"/eth/v1/beacon/(states|headers)/([^/]+)(?:/([^/]+))?(?:/([^/]+))?")
+_BLOCK = re.compile(r"/eth/(?:v2/beacon/blocks|v1/beacon/(blinded_blocks))/([^/]+)")
 _HEX_NUMBER = re.compile(r"0x(0|[1-9a-f][0-9a-f]*)")
 _VALIDATOR_ID = re.compile(r"[0-9]{1,20}|0x[0-9a-f]{96}")
 
@@ -131,6 +132,10 @@ class SpecNode:
                         "genesis_fork_version": chain.config["GENESIS_FORK_VERSION"],
                     }
                 }
+        if found := _BLOCK.fullmatch(request.path):
+            blinded, identifier = found.groups()
+            block = self._block(identifier)
+            return {"version": "fulu", **self._about(block, _signed_block(block, blinded=bool(blinded)))}
         if not (found := _RESOURCE.fullmatch(request.path)):
             raise Refusal(404, "no such route")
         kind, identifier, part, detail = found.groups()
@@ -273,6 +278,20 @@ def _header(block: SpecBlock) -> Json:
         "body_root": _hex(block.body_root),
     }
     return {"root": _hex(block.root), "canonical": True, "header": {"message": message, "signature": _hex(bytes(96))}}
+
+
+def _signed_block(block: SpecBlock, *, blinded: bool) -> Json:
+    """The signed block, of whose body only the payload is kept."""
+    payload = {"block_number": str(block.execution_number), "block_hash": _hex(block.execution_hash)}
+    body = {"execution_payload_header" if blinded else "execution_payload": payload}
+    message = {
+        "slot": str(block.slot),
+        "proposer_index": str(block.proposer_index),
+        "parent_root": _hex(block.parent_root),
+        "state_root": _hex(block.state_root),
+        "body": body,
+    }
+    return {"message": message, "signature": _hex(bytes(96))}
 
 
 def _checkpoints(block: SpecBlock) -> Json:

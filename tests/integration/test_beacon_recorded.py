@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from vaultevents.chain import beaconwire
-from vaultevents.chain.beacon import BeaconChain, BeaconIdentity, BeaconOptions, Finality
+from vaultevents.chain.beacon import BeaconChain, BeaconIdentity, BeaconOptions, Finality, Payload
 from vaultevents.chain.scan import ListScan
 from vaultevents.chain.statescan import StateScan
 from vaultevents.core.chaintime import ChainTime
@@ -139,6 +139,31 @@ async def test_the_header_of_the_head_is_not_taken_for_that_of_the_checkpoint() 
     async with Replay(GETfinalized="header_head").chain() as chain:
         with pytest.raises(SourceUnavailable):
             await chain.finality()
+
+
+async def test_a_node_without_blinded_blocks_gives_the_payload_of_the_full_one() -> None:
+    """The hash is that of the execution client behind the recorded node, asked for block 0x6c."""
+    block_hash = Hash32(bytes.fromhex("90db03814c211c0d3074d560ad376f1c31b92b9a21a614bce4b5dd34f7425fef"))
+    replay = Replay()
+    async with replay.chain() as chain:
+        assert await chain.payload(108) == await chain.payload(108) == Payload(108, block_hash, 108)
+        assert await chain.payload(178) is None
+        with pytest.raises(SourceUnavailable, match="has not reached slot 1182: its head is slot 182"):
+            await chain.payload(1182)
+    assert [path for _, path in replay.seen if "blocks" in path] == [
+        "/eth/v1/beacon/blinded_blocks/108",
+        "/eth/v2/beacon/blocks/108",
+        "/eth/v2/beacon/blocks/108",
+        "/eth/v2/beacon/blocks/178",
+    ]
+
+
+@pytest.mark.parametrize("slot", [1, 80, 95])
+def test_payloads_of_the_specification(slot: int) -> None:
+    content = (FULU / f"block_{slot}.json").read_bytes()
+    payload = json.loads(content)["data"]["message"]["body"]["execution_payload"]
+    found = beaconwire.payload("node", content, final=True)
+    assert found == Payload(int(payload["block_number"]), Hash32(bytes.fromhex(payload["block_hash"][2:])), slot)
 
 
 def test_answers_of_the_specification() -> None:

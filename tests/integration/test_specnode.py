@@ -15,7 +15,7 @@ from eth_hash.auto import keccak
 from specbuild import GWEI_PER_ETH, MISSED_SLOTS
 from specchain import GENESIS_S, OTHER_VAULT, VAULT, Expected, SpecChain, built_once, expected
 from specnode import SpecNode
-from vaultevents.chain.beacon import BeaconChain, BeaconOptions
+from vaultevents.chain.beacon import BeaconChain, BeaconOptions, Payload
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import SourceUnavailable
@@ -202,6 +202,24 @@ async def test_our_readers_and_rules_find_what_the_specification_holds(node: Spe
                 assert sorted(found) == sorted(expected(node.chain, vault, head)), head
     assert bool(node.calls["GET /eth/v2/debug/beacon/states/finalized"]) is ssz
     assert bool(node.calls["GET /eth/v1/beacon/states/finalized/validators"]) is not ssz
+
+
+async def test_the_finalized_payload_is_the_finalized_execution_block_of_the_specification(node: SpecNode) -> None:
+    async with reading(node) as (beacon, execution):
+        for head in HEADS:
+            node.head_slot = head
+            found = await beacon.payload("finalized")
+            assert found == Payload(node.final.execution_number, Hash32(node.final.execution_hash), node.final.slot)
+            final = await execution.final_head()
+            assert (final.number, final.hash) == (found.number, found.hash)
+        for slot in MISSED_SLOTS:
+            assert await beacon.payload(slot) is None
+        for block in node.chain.blocks[:20]:
+            assert await beacon.payload(block.slot) == Payload(
+                block.execution_number, Hash32(block.execution_hash), block.slot
+            )
+    assert node.calls["GET /eth/v1/beacon/blinded_blocks/finalized"] == len(HEADS)
+    assert node.calls["GET /eth/v2/beacon/blocks/finalized"] == 0
 
 
 async def _turns(beacon: BeaconChain, time: ChainTime, vault: bytes, head: int) -> list[Expected]:

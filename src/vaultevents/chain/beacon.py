@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import aiohttp
 
 from vaultevents.chain import beaconwire
 from vaultevents.chain.beaconnode import JSON, SSZ, BeaconCounters, BeaconNode
+from vaultevents.chain.beaconwire import Payload
 from vaultevents.chain.idlists import VALIDATORS, IdLists
 from vaultevents.chain.jsonrpc import Patience
 from vaultevents.chain.scan import ListScan, Scan
@@ -26,16 +28,20 @@ from vaultevents.core.errors import ConfigError, NodeFault, SourceUnavailable
 from vaultevents.core.units import Address, Hash32, hex_text
 from vaultevents.core.validators import ValidatorRecord
 
-__all__ = ["BeaconChain", "BeaconIdentity", "BeaconOptions", "Finality", "Refresh", "Scan"]
+__all__ = ["BeaconChain", "BeaconIdentity", "BeaconOptions", "Finality", "Payload", "Refresh", "Scan"]
 
 _SYNCING = "/eth/v1/node/syncing"
 _GENESIS = "/eth/v1/beacon/genesis"
 _CONFIG = "/eth/v1/config/spec"
 _CHECKPOINTS = "/eth/v1/beacon/states/head/finality_checkpoints"
 _HEADERS = "/eth/v1/beacon/headers/"
+_BLINDED_BLOCKS = "/eth/v1/beacon/blinded_blocks/"
+_BLOCKS = "/eth/v2/beacon/blocks/"
 _STATE = "/eth/v2/debug/beacon/states/finalized"
 
 _NO_STATE = frozenset({400, 401, 403, 404, 405, 406, 415, 501})
+_NO_BLINDED = frozenset({400, 404, 405, 406, 415, 501})
+_NO_BLOCK = frozenset({404})
 _MAX_IDS = 1000
 
 
@@ -199,6 +205,31 @@ class BeaconChain(UpstreamNodes[BeaconNode, BeaconIdentity, BeaconCounters]):
         await self._check_not_behind(node, found)
         return found
 
+    async def payload(self, block: Literal["finalized"] | int) -> Payload | None:
+        """Return the execution block that the finalized beacon block names, or that the block of a slot names.
+
+        None where the node has no block there, or one from before the merge. A node that is behind, or has not reached
+        the slot, is not asked.
+        """
+        return await self._open.ask(partial(self._payload, block), hedge=True)
+
+    async def _payload(self, block: Literal["finalized"] | int, node: BeaconNode) -> Payload | None:
+        head_slot = (await self._check_ready(node)).head_slot
+        if isinstance(block, int) and block > head_slot:
+            raise SourceUnavailable(node.name, f"has not reached slot {block}: its head is slot {head_slot}")
+        content = await _signed_block(node, str(block))
+        found = None if content is None else beaconwire.payload(node.name, content, final=block == "finalized")
+        if found is None:
+            return None
+        if isinstance(block, int) and found.slot != block:
+            raise NodeFault(node.name, f"asked for the block of slot {block}, it answered with that of {found.slot}")
+        least_slot = 0 if self._highest is None else self._highest.block_slot
+        if block == "finalized" and found.slot < least_slot:
+            raise SourceUnavailable(
+                node.name, f"is behind: its finalized block is of slot {found.slot}, but slot {least_slot} was final"
+            )
+        return found
+
     async def validators(self, indices: Iterable[int]) -> list[ValidatorRecord]:
         """The finalized records of these validators, all of which must exist, by index, each once."""
         asked = sorted(set(indices))
@@ -252,13 +283,14 @@ class BeaconChain(UpstreamNodes[BeaconNode, BeaconIdentity, BeaconCounters]):
         sink = await node.stream(_STATE, SSZ, sink_for, _NO_STATE)
         return sink.finish() if isinstance(sink, StateScan) else None
 
-    async def _check_ready(self, node: BeaconNode) -> None:
-        await self._check_sync(node)
+    async def _check_ready(self, node: BeaconNode) -> beaconwire.Syncing:
+        state = await self._check_sync(node)
         if self._highest is not None:
             final = await _header(node, "finalized")
             await self._check_not_behind(node, Finality(self._highest.epoch, final.root, final.slot))
+        return state
 
-    async def _check_sync(self, node: BeaconNode) -> None:
+    async def _check_sync(self, node: BeaconNode) -> beaconwire.Syncing:
         state = beaconwire.syncing(node.name, await node.get(_SYNCING))
         lag = state.sync_distance
         if self._expected is not None and (now_s := int(self._clock())) >= self._expected.time.genesis_s:
@@ -271,6 +303,7 @@ class BeaconChain(UpstreamNodes[BeaconNode, BeaconIdentity, BeaconCounters]):
             raise SourceUnavailable(node.name, "is optimistic: its execution client has not checked its head yet")
         if state.el_offline:
             raise SourceUnavailable(node.name, "has lost its execution client (el_offline): see why that is down")
+        return state
 
     async def _check_not_behind(self, node: BeaconNode, found: Finality) -> None:
         """Finality only grows: what was final before must be at or before what is final now, on the same chain."""
@@ -299,6 +332,19 @@ async def _checkpoint(node: BeaconNode) -> beaconwire.Checkpoint:
     if checkpoint.epoch == 0:
         raise SourceUnavailable(node.name, "its chain has not finalized yet: wait for the first finalized epoch")
     return checkpoint
+
+
+async def _signed_block(node: BeaconNode, block: str) -> bytes | None:
+    """Return the blinded block, or the full one where a node has no blinded ones; None where there is no block."""
+    if node.gives_blinded:
+        blinded = await node.find(_BLINDED_BLOCKS + block, _NO_BLINDED)
+        if isinstance(blinded, bytes):
+            return blinded
+    full = await node.find(_BLOCKS + block, _NO_BLOCK)
+    if not isinstance(full, bytes):
+        return None
+    node.gives_blinded = False  # a 404 alone may also mean that the slot has no block
+    return full
 
 
 async def _header(node: BeaconNode, block: str) -> beaconwire.BlockHeader:

@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 class BeaconNode:
-    """One node. `name` is its redacted name; `takes_post` and `gives_ssz` are what was learned about it."""
+    """One node. `name` is its redacted name; `takes_post` and `gives_…` are what was learned about it."""
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class BeaconNode:
         self.line = line
         self.takes_post = True
         self.gives_ssz = True
+        self.gives_blinded = True
         self._url = url
         self._session = session
         self._patience = patience
@@ -88,6 +89,10 @@ class BeaconNode:
         content = await self._whole("GET", path, url, None, _NONE)
         assert isinstance(content, bytes)
         return content
+
+    async def find(self, path: str, missing: frozenset[int]) -> bytes | Refused:
+        """Return the body of a 200; `Refused` for a status in `missing`."""
+        return await self._whole("GET", path, self._at(path), None, missing)
 
     async def post(self, path: str, body: object, allowed: frozenset[int]) -> bytes | Refused:
         """The body of a 200 to this JSON body; `Refused` for a status in `allowed`."""

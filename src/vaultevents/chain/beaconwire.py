@@ -78,6 +78,34 @@ class _Header(msgspec.Struct):
     canonical: bool = True
 
 
+class _Payload(msgspec.Struct):
+    block_number: str
+    block_hash: str
+
+
+class _Bid(msgspec.Struct):
+    parent_block_hash: str
+
+
+class _SignedBid(msgspec.Struct):
+    message: _Bid
+
+
+class _BlockBody(msgspec.Struct):
+    execution_payload: _Payload | None = None
+    execution_payload_header: _Payload | None = None
+    signed_execution_payload_bid: _SignedBid | None = None
+
+
+class _BlockMessage(msgspec.Struct):
+    slot: str
+    body: _BlockBody
+
+
+class _SignedBlock(msgspec.Struct):
+    message: _BlockMessage
+
+
 @dataclass(frozen=True, slots=True)
 class Syncing:
     """How a node sees itself; the flags that an older client does not send are false."""
@@ -102,11 +130,24 @@ class BlockHeader:
     canonical: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """An execution block that the beacon chain contains, as the beacon block of `slot` names it.
+
+    `number` is None for a block of Gloas: its bid names, by the hash alone, the last payload before that block.
+    """
+
+    number: int | None
+    hash: Hash32
+    slot: int
+
+
 _GENESIS = msgspec.json.Decoder(Answer[_Genesis])
 _SPEC = msgspec.json.Decoder(Answer[dict[str, Any]])
 _SYNCING = msgspec.json.Decoder(Answer[_Syncing])
 _CHECKPOINTS = msgspec.json.Decoder(Answer[_Checkpoints])
 _HEADER = msgspec.json.Decoder(Answer[_Header])
+_BLOCK = msgspec.json.Decoder(Answer[_SignedBlock])
 _RECORDS = msgspec.json.Decoder(Answer[list[WireRecord]])
 
 
@@ -186,6 +227,27 @@ def header(node: str, content: bytes) -> BlockHeader:
         uint64(node, "the slot of a block", answer.data.header.message.slot),
         answer.data.canonical,
     )
+
+
+def payload(node: str, content: bytes, *, final: bool) -> Payload | None:
+    """Return what a signed block, full or blinded, says of the execution layer; None for one from before the merge.
+
+    A bid (Gloas, EIP-7732) proves the parent's payload only: the payload that it promises may never be revealed.
+    """
+    answer = decoded(node, "a block", _BLOCK, content)
+    refuse_unproven(node, "a block", answer.execution_optimistic, answer.finalized if final else None)
+    message = answer.data.message
+    body, slot = message.body, uint64(node, "the slot of a block", message.slot)
+    number: int | None = None
+    if found := body.execution_payload or body.execution_payload_header:
+        number = uint64(node, f"the execution block number of slot {slot}", found.block_number)
+        text = found.block_hash
+    elif body.signed_execution_payload_bid is not None:
+        text = body.signed_execution_payload_bid.message.parent_block_hash
+    else:
+        return None
+    block_hash = Hash32(wire.data(node, f"the execution block hash of slot {slot}", text, 32))
+    return Payload(number, block_hash, slot) if any(block_hash) else None
 
 
 def validators(node: str, content: bytes | bytearray) -> list[ValidatorRecord]:

@@ -17,12 +17,13 @@ import aiohttp
 from vaultevents import metrics
 from vaultevents.chain import wire, withdrawals
 from vaultevents.chain.anchoring import Anchor, check_blocks, confirm
+from vaultevents.chain.block_proofs import Budget, ProvenRange, ReadOptions, prove_range
 from vaultevents.chain.blocks import block_answer, header_call, read_block, read_header, read_linked_headers
 from vaultevents.chain.heads import BEHIND_S, Heads
 from vaultevents.chain.jsonrpc import Answer, Call, Patience, RpcFailure, RpcNode
 from vaultevents.chain.lines import Counters
 from vaultevents.chain.log_range import LogQuery
-from vaultevents.chain.logs import Budget, LogRange, ProvenRange, ReadOptions, prove_range, read_logs
+from vaultevents.chain.logs import LogRange, read_logs
 from vaultevents.chain.refusals import RangeSize
 from vaultevents.chain.upstream import UpstreamNodes
 from vaultevents.core.errors import ConfigError, InputError, NodeFault, SourceUnavailable
@@ -75,6 +76,8 @@ class ExecutionOptions:
     `completeness`: with `receipts` each block that may hold a watched log by its bloom is read, whatever nodes claim.
     `blooms_per_day`: how many such blocks are read in a day where a single node answers.
     `strict_times`: two blocks never have the same time, and none is of the future: true of every public network.
+    `prove_transactions`: the hashes of transactions, which receipts do not contain, are proven from full transactions;
+    without it nodes have to agree on them. For chains whose transactions are real.
     `log_range_start`: how many blocks are asked for at first of a node of which nothing is known; None: the most.
     `batches_at_once`: how many batches of blocks are asked for at the same time.
     `answer_limit_bytes`: the most that is read of one answer; `receipt_limit_bytes`: of a single large receipt.
@@ -85,6 +88,7 @@ class ExecutionOptions:
     completeness: Completeness = "union"
     blooms_per_day: int = 10_000
     strict_times: bool = False
+    prove_transactions: bool = False
     batch_size: int = 100
     batches_at_once: int = 4
     log_range_start: int | None = None
@@ -321,6 +325,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
             budget=self._live_budget if live else self._past_budget,
             anchored=self._confirmed,
             strict_times=options.strict_times,
+            prove_transactions=options.prove_transactions,
             batch_size=options.batch_size,
             batches_at_once=options.batches_at_once,
             receipt_limit_bytes=options.receipt_limit_bytes,

@@ -143,7 +143,7 @@ class RpcNode:
     def learn_receipts_size(self, sizes: Sequence[int]) -> None:
         """Note how many bytes the receipts of some blocks took."""
         if sizes:
-            self._receipts_bytes = max(1.0, (self._receipts_bytes + max(sizes)) / 2)
+            self._receipts_bytes = max(1.0, max(sizes), self._receipts_bytes / 4)
 
     async def ask(self, calls: Sequence[Call], *, limit_bytes: int | None = None) -> list[Answer]:
         """Return the answers in the order of `calls`, in batches of what the node was seen to take.

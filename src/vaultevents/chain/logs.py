@@ -9,7 +9,6 @@ A node whose claim is disproved is set aside with the proof. Nodes that disagree
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,13 +19,14 @@ import structlog
 
 from vaultevents import metrics
 from vaultevents.chain.anchoring import IN_USE, disagreement
-from vaultevents.chain.batches import chunks, together
+from vaultevents.chain.batches import chunks
+from vaultevents.chain.block_proofs import ReadOptions, prove_blocks
 from vaultevents.chain.blocks import read_header, read_headers, read_linked_headers
 from vaultevents.chain.endpoints import Endpoints
 from vaultevents.chain.jsonrpc import RpcNode
-from vaultevents.chain.lines import of_any_machine
+from vaultevents.chain.lines import DataUnavailable
 from vaultevents.chain.log_range import Claims, LogContent, LogQuery, read_claims
-from vaultevents.chain.receipts import BlockLogs, OtherBlock, Wanted, read_blocks
+from vaultevents.chain.receipts import BlockLogs, read_blocks
 from vaultevents.chain.verification import check_times
 from vaultevents.core.errors import ChainDisagreement, SourceUnavailable
 from vaultevents.core.logs import Header, Log
@@ -38,48 +38,6 @@ _log = structlog.get_logger()
 T = TypeVar("T")
 CONTESTED_AT_ONCE = 4
 """Blocks that only some nodes claim, of one such node: a false claim is found before many were read in vain."""
-
-
-class Budget:
-    """How many blocks may be read for their blooms alone: a bucket that holds what is allowed in one day."""
-
-    def __init__(self, per_day: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self.per_day, self._clock = per_day, clock
-        self._left, self._at = per_day, clock()
-
-    def take(self, wanted: int) -> int:
-        """Take up to `wanted`; return how many were there."""
-        now = self._clock()
-        self._left = min(self.per_day, self._left + (now - self._at) * self.per_day / 86_400)
-        self._at = now
-        taken = min(wanted, int(self._left))
-        self._left -= taken
-        return taken
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """How a span is read.
-
-    `every_header`: read and link each header, not only those of the span's ends and of blocks with watched logs.
-    `is_final`: no block of the span can be replaced. `urgent`: do not wait for slow nodes. `most`: how many nodes are
-    asked; None: all. `only`: ask this node alone. `all_possible`: read each block that may hold a watched log.
-    `budget`: where a single node answers, how many of these are read. `anchored`: a header that is known to be on the
-    chain. `strict_times`: as in verification.py.
-    """
-
-    every_header: bool
-    is_final: bool
-    urgent: bool
-    most: int | None
-    only: str | None
-    all_possible: bool
-    budget: Budget
-    anchored: Header | None
-    strict_times: bool
-    batch_size: int
-    batches_at_once: int
-    receipt_limit_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,86 +99,6 @@ def _same_chain(claims: list[Claims], span: Span, options: ReadOptions) -> list[
             "find out which nodes follow the chain, and name only these",
         )
     return [found for found in claims if found.headers[span.last].hash == first.hash]
-
-
-async def prove_blocks(
-    nodes: Endpoints[RpcNode],
-    wanted: Sequence[Wanted],
-    query: LogQuery,
-    known: Mapping[int, Header],
-    options: ReadOptions,
-) -> list[BlockLogs]:
-    """Read blocks from their receipts, which any node may give; `known` headers are those of the chain."""
-
-    async def read(node: RpcNode, some: Sequence[Wanted]) -> list[BlockLogs]:
-        limit = options.receipt_limit_bytes
-        blocks = await of_any_machine(partial(read_blocks, node, some, query.keeps, receipt_limit_bytes=limit))
-        for block in blocks:
-            header = known.get(block.header.number)
-            if header is not None and header.hash != block.header.hash:
-                raise OtherBlock(node.name, block.header, header.hash)
-        return blocks
-
-    async def prove(some: Sequence[Wanted]) -> list[BlockLogs]:
-        try:
-            return await nodes.ask(partial(read, some=some))
-        except SourceUnavailable:
-            if len(some) == 1 and (some[0][0] in known or some[0][1] is None):
-                raise
-        if len(some) > 1:
-            return [block for each in some for block in await prove([each])]
-        # no node has the hash that one of them claimed: the block at this height is read whatever its hash
-        return await prove([(some[0][0], None)])
-
-    pieces = chunks(wanted, nodes.nodes[0].receipts_at_once)
-    read_pieces = await together((partial(prove, some) for some in pieces), options.batches_at_once)
-    nodes.nodes[0].line.counters.blocks_proven += len(wanted)
-    return [block for piece in read_pieces for block in piece]
-
-
-@dataclass(frozen=True, slots=True)
-class ProvenRange:
-    """All logs of the queried topics in a span, whoever emitted them, in chain order, and how they are proven.
-
-    `times_s` has the time of each block with a log; `last` is the header of the span's last block. Of the span's
-    headers `hashes_rebuilt` hash to their block's hash; of the `blocks_read` the receipts of `roots_rebuilt` make up
-    the header's root.
-    """
-
-    logs: list[Log]
-    times_s: dict[int, int]
-    last: Header
-    hashes_rebuilt: int
-    blocks_read: int
-    roots_rebuilt: int
-
-
-async def prove_range(
-    nodes: Endpoints[RpcNode], span: Span, parent: Hash32 | None, query: LogQuery, options: ReadOptions
-) -> ProvenRange:
-    """Read every header of a span and each block whose bloom may hold one of the topics; no node's claim is asked for.
-
-    The first block must link to `parent` where it is given.
-    """
-    read = partial(
-        read_linked_headers,
-        span=span,
-        parent=parent,
-        strict_times=options.strict_times,
-        batch_size=options.batch_size,
-        at_once=options.batches_at_once,
-    )
-    headers = await nodes.ask(read)
-    wanted = [(header.number, header.hash) for header in headers if query.topics_may_be_in(header)]
-    blocks = await prove_blocks(nodes, wanted, query, {header.number: header for header in headers}, options)
-    return ProvenRange(
-        [log for block in blocks for log in block.logs],
-        {block.header.number: block.header.timestamp_s for block in blocks if block.logs},
-        headers[-1],
-        sum(not header.unknown_fields for header in headers),
-        len(blocks),
-        sum(block.is_proven for block in blocks),
-    )
 
 
 class _Reading:
@@ -315,7 +193,7 @@ class _Reading:
         wanted = [(number, self._hash_of(number)) for number in numbers]
         blocks = await prove_blocks(self._nodes, wanted, self._query, self._headers, self._options)
         for block in blocks:
-            if not block.is_proven:
+            if not block.is_proven or (block.header.unknown_fields and block.header.number not in self._headers):
                 await self._agree_on(block)
             self._blocks[block.header.number] = block
             self._headers.setdefault(block.header.number, block.header)
@@ -332,7 +210,10 @@ class _Reading:
         wanted = [(block.header.number, block.header.hash)]
         for claims in self._claims:
             limit = self._options.receipt_limit_bytes
-            (other,) = await read_blocks(claims.node, wanted, self._query.keeps, receipt_limit_bytes=limit)
+            try:
+                (other,) = await read_blocks(claims.node, wanted, self._query.keeps, receipt_limit_bytes=limit)
+            except DataUnavailable:
+                continue  # no witness of this block
             if (other.header, other.logs) != (block.header, block.logs):
                 raise ChainDisagreement(
                     IN_USE,

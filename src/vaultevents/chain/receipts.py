@@ -7,14 +7,14 @@ not offered, or too large     ─▶ receipt by receipt, a bounded number at onc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
 
 from vaultevents.chain import wire
 from vaultevents.chain.batches import chunks
-from vaultevents.chain.blocks import header_call, read_block
+from vaultevents.chain.blocks import block_answer, header_call, must_have, read_block
 from vaultevents.chain.jsonrpc import Answer, Call, RpcFailure, RpcNode
 from vaultevents.chain.lines import DataUnavailable
 from vaultevents.chain.rlp_encoding import encode_bytes, encode_int, encode_list
@@ -44,13 +44,15 @@ class OtherBlock(DataUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class BlockLogs:
-    """The kept logs of a block, in order. `is_proven`: the receipts make up the root in the header.
+    """The kept logs of a block, in order, and the positions of their transactions.
 
-    They cannot where a transaction is of a type that this version does not know (EIP-2718).
+    `is_proven`: the receipts make up the root in the header. They cannot where a transaction is of a type that this
+    version does not know (EIP-2718).
     """
 
     header: Header
     logs: tuple[Log, ...]
+    tx_indices: tuple[int, ...]
     is_proven: bool = True
 
 
@@ -84,6 +86,7 @@ class _Receipts:
     encoded: list[bytes] = field(default_factory=list)
     hashes: list[str] = field(default_factory=list)
     logs: list[Log] = field(default_factory=list)
+    tx_indices: list[int] = field(default_factory=list)
     index: int = 0
     unknown_type: bool = False
 
@@ -113,6 +116,7 @@ class _Receipts:
         if self.keep(topics, address):
             header = self.header
             self.logs.append(Log(address, topics, data, header.number, header.hash, tx_hash, self.index))
+            self.tx_indices.append(len(self.encoded))
         self.index += 1
         return encode_list((encode_bytes(address), encode_list(map(encode_bytes, topics)), encode_bytes(data)))
 
@@ -128,7 +132,7 @@ class _Receipts:
                 f"the {len(self.encoded)} receipts that it gives for block {number} do not make up the block's "
                 "receipts root",
             )
-        return BlockLogs(self.header, tuple(self.logs), is_proven)
+        return BlockLogs(self.header, tuple(self.logs), tuple(self.tx_indices), is_proven)
 
 
 def _bytes(text: str) -> bytes:
@@ -252,3 +256,24 @@ async def _ask_receipts(node: RpcNode, calls: Sequence[Call], limit_bytes: int) 
                 node.name, f"{error.problem}: raise execution.max_receipt_mb (now {limit_bytes // 2**20})"
             ) from None
     return answers
+
+
+async def prove_transactions(node: RpcNode, blocks: Sequence[BlockLogs]) -> list[BlockLogs]:
+    """Give the logs of proven blocks the hashes of their transactions that the header's root proves.
+
+    Receipts do not contain these hashes, and event ids do.
+    """
+    answers = await node.ask([Call("eth_getBlockByNumber", (hex(block.header.number), True)) for block in blocks])
+    return [_with_hashes(node, block, answer) for block, answer in zip(blocks, answers, strict=True)]
+
+
+def _with_hashes(node: RpcNode, block: BlockLogs, answer: Answer) -> BlockLogs:
+    number = block.header.number
+    found = must_have(node, number, wire.full_block(node.name, block_answer(node, number, answer), number=number))
+    header, hashes = found
+    if header.hash != block.header.hash:
+        raise OtherBlock(node.name, header, block.header.hash)
+    if hashes is None:
+        return replace(block, is_proven=False)
+    logs = (replace(log, tx_hash=hashes[at]) for log, at in zip(block.logs, block.tx_indices, strict=True))
+    return replace(block, logs=tuple(logs))

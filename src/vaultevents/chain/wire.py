@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
+from eth_hash.auto import keccak
 
 from vaultevents.chain.header_hash import HeaderFields, compute_hash, unknown_fields
 from vaultevents.chain.rlp_encoding import encode_bytes, encode_int, encode_list
+from vaultevents.chain.transactions import UnknownTransactionType, encode_transactions
 from vaultevents.chain.trie import list_root
 from vaultevents.core.errors import NodeFault, SourceUnavailable
 from vaultevents.core.logs import Header, Log
@@ -109,6 +111,27 @@ def block(node: str, raw: msgspec.Raw, *, number: int | None, with_transactions:
         header,
         _decoded(node, f"the list of transactions of {what}", _TEXTS, wire.transactions) if with_transactions else None,
     )
+
+
+def full_block(node: str, raw: msgspec.Raw, *, number: int) -> tuple[Header, list[Hash32] | None] | None:
+    """Decode a block with full transactions; None for `null`.
+
+    Their hashes are computed and make up the root in the header; None where a transaction is of an unknown type.
+    """
+    decoded = _block(node, raw, number)
+    if decoded is None:
+        return None
+    what, wire, header = decoded
+    try:
+        encoded = encode_transactions(wire.transactions)
+    except UnknownTransactionType:
+        return header, None
+    except ValueError:
+        encoded = None
+    root = data(node, f"the transactions root of {what}", wire.transactions_root, 32)
+    if encoded is None or list_root(encoded) != root:
+        raise NodeFault(node, f"the transactions that it gives for {what} do not make up the root in its header")
+    return header, [Hash32(keccak(content)) for content in encoded]
 
 
 def withdrawal_block(node: str, raw: msgspec.Raw, *, number: int) -> WithdrawalBlock | None:

@@ -28,8 +28,9 @@ _REFUSALS: dict[Fault | None, tuple[int, str]] = {
 class BeaconServer:
     """Serves one `BeaconNode`'s view of a beacon chain; several servers may serve the same chain.
 
-    `node` (lag, names of the slot length), `faults` and `post` may be changed while it runs. `post` says whether
-    validators can be asked for by POST, which old clients refuse with 404. `calls` counts calls by route, such
+    `node` (lag, names of the slot length), `faults`, `post` and `blinded` may be changed while it runs. `post` says
+    whether validators can be asked for by POST, and `blinded` whether there is a route for blinded blocks: old clients
+    answer either with 404. `calls` counts calls by route, such
     as "header", "GET validators" and "POST validators"; without ids these are "all validators", which are streamed.
     """
 
@@ -41,10 +42,12 @@ class BeaconServer:
         post: bool = True,
         behind: int = 0,
         slot_fields: tuple[str, ...] = SLOT_FIELDS,
+        blinded: bool = True,
     ) -> None:
         self.node = BeaconNode(beacon, behind, slot_fields)
         self.faults = faults or Faults(beacon.chain.seed)
         self.post = post
+        self.blinded = blinded
         self.calls: Counter[str] = Counter()
         self._server = LoopbackServer(self._exchange)
 
@@ -79,9 +82,12 @@ class BeaconServer:
         """The call that a request makes. Raises `ApiError`."""
         for method, path, route in _ROUTES:
             match = path.fullmatch(request.path)
-            if match and method == request.method and (method == "GET" or self.post):
+            if match and method == request.method and self._has(route):
                 return _parsed(Call(route, match.groups()), request, body)
         raise ApiError(404, f"Route {request.method}:{request.path_qs} not found")
+
+    def _has(self, route: str) -> bool:
+        return {"POST validators": self.post, "blinded block": self.blinded}.get(route, True)
 
     def _answer(self, call: Call, key: str) -> Json:
         node, ask = self.node, _HANDLERS[call.route]
@@ -109,6 +115,9 @@ _ROUTES = (
     ("GET", re.compile(r"/eth/v1/config/spec"), "spec"),
     ("GET", re.compile(r"/eth/v1/beacon/genesis"), "genesis"),
     ("GET", re.compile(r"/eth/v1/beacon/headers/([^/]+)"), "header"),
+    ("GET", re.compile(r"/eth/v2/beacon/blocks/([^/]+)"), "block"),
+    ("GET", re.compile(r"/eth/v1/beacon/blinded_blocks/([^/]+)"), "blinded block"),
+    ("GET", re.compile(r"/eth/v1/beacon/execution_payload_envelopes/([^/]+)"), "envelope"),
     ("GET", re.compile(r"/eth/v1/beacon/states/([^/]+)/finality_checkpoints"), "finality_checkpoints"),
     ("GET", _VALIDATORS, "GET validators"),
     ("POST", _VALIDATORS, "POST validators"),
@@ -127,6 +136,9 @@ _HANDLERS: dict[str, Callable[[BeaconNode, Call], Json]] = {
     "spec": lambda node, _: node.spec(),
     "genesis": lambda node, _: node.genesis(),
     "header": lambda node, call: node.header(call.names[0]),
+    "block": lambda node, call: node.block(call.names[0], blinded=False),
+    "blinded block": lambda node, call: node.block(call.names[0], blinded=True),
+    "envelope": lambda node, call: node.envelope(call.names[0]),
     "finality_checkpoints": lambda node, call: node.finality_checkpoints(call.names[0]),
     "validator": lambda node, call: node.validator(*call.names),
     **dict.fromkeys(_LISTS, _list),

@@ -8,6 +8,7 @@ from typing import Any
 
 from eth_hash.auto import keccak
 
+from vaultevents.devnet import beaconblocks
 from vaultevents.devnet.beacon import Beacon, Finality, beacon_root
 from vaultevents.devnet.blocks import Block
 from vaultevents.devnet.chain import resolve
@@ -123,21 +124,58 @@ class BeaconNode:
 
     def header(self, block_id: str) -> Json:
         """Raises `ApiError`, also for a slot without a block."""
+        block = self._known_block(block_id)
+        root = hex_data(beacon_root(block))
+        shown = {"message": self._message(block), "signature": "0x" + "00" * 96}
+        return self._answer({"root": root, "canonical": True, "header": shown}, block)
+
+    def block(self, block_id: str, *, blinded: bool) -> Json:
+        """Return a signed block with its payload, or `blinded` with the payload's header. Raises `ApiError`.
+
+        From Gloas on there is no blinded form, and a block carries a bid in place of a payload.
+        """
+        block = self._known_block(block_id)
+        if blinded and beaconblocks.has_bid(block):
+            raise ApiError(400, f"Blinded blocks do not exist in {beaconblocks.version(block)}")
+        shown = beaconblocks.signed_block(block, self._message(block), self._parent_root(block), blinded=blinded)
+        return {"version": beaconblocks.version(block), **self._answer(shown, block)}
+
+    def envelope(self, block_id: str) -> Json:
+        """Return the payload that belongs to a block of Gloas. Raises `ApiError`, also for an earlier block."""
+        block = self._known_block(block_id)
+        if not beaconblocks.has_bid(block):
+            raise ApiError(404, f"No execution payload envelope found for id '{block_id}'")
+        message = {
+            "payload": beaconblocks.payload(block),
+            "execution_requests": {"deposits": [], "withdrawals": [], "consolidations": []},
+            "builder_index": "0",
+            "beacon_block_root": hex_data(beacon_root(block)),
+            "parent_beacon_block_root": hex_data(self._parent_root(block)),
+        }
+        return {
+            "version": beaconblocks.version(block),
+            **self._answer({"message": message, "signature": "0x" + "00" * 96}, block),
+        }
+
+    def _known_block(self, block_id: str) -> Block:
         block = self._find(block_id)
         if block is None:
             known = block_id.isdecimal() or _is_root(block_id)
             raise ApiError(404, f"No block found for id '{block_id}'") if known else _bad("block", block_id)
+        return block
+
+    def _message(self, block: Block) -> Json:
         root = beacon_root(block)
-        parent = bytes(32) if block.number == 0 else beacon_root(self._block(block.number - 1))
-        message = {
+        return {
             "slot": str(block.slot),
             "proposer_index": str(block.number % 8),
-            "parent_root": hex_data(parent),
+            "parent_root": hex_data(self._parent_root(block)),
             "state_root": hex_data(keccak(root + b"state")),
             "body_root": hex_data(keccak(root + b"body")),
         }
-        shown = {"message": message, "signature": "0x" + "00" * 96}
-        return self._answer({"root": hex_data(root), "canonical": True, "header": shown}, block)
+
+    def _parent_root(self, block: Block) -> bytes:
+        return bytes(32) if block.number == 0 else beacon_root(self._block(block.number - 1))
 
     def validators(self, state_id: str, ids: Collection[str], statuses: Collection[str] = ()) -> Json:
         """The records of indices and public keys; of all validators when there are no ids. Raises `ApiError`.

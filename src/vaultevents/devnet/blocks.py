@@ -16,6 +16,8 @@ FULL_BLOCK_LOGS = 440
 """Foreign logs that set more than 90 % of a bloom's bits, as a full mainnet block does (go-ethereum#25336)."""
 
 GAS_PER_TRANSACTION = 90_000
+DYNAMIC_FEE = 2
+"""The type of an ordinary transaction (EIP-1559)."""
 
 _PATTERNS = 8
 
@@ -34,11 +36,15 @@ class Transaction:
     """A transaction, its logs, and the addresses of the contracts that it creates.
 
     The hash does not depend on the block, so the same transaction may be included again after a reorg.
+    `kind` is its type byte (EIP-2718). `receipt_fields` follow the known fields of its receipt, in RLP and in JSON, as
+    `depositNonce` does in receipts of type 0x7e on the OP Stack.
     """
 
     hash: bytes
     logs: tuple[Log, ...] = ()
     creates: tuple[bytes, ...] = ()
+    kind: int = DYNAMIC_FEE
+    receipt_fields: tuple[tuple[str, int], ...] = ()
 
 
 class Payout(NamedTuple):
@@ -107,22 +113,37 @@ def withdrawals_root(withdrawals: tuple[Withdrawal, ...]) -> bytes:
 
 
 def receipts_root(transactions: tuple[Transaction, ...], filler_logs: int, filler_seed: int, number: int) -> bytes:
-    """The header's commitment to the receipts of a block, all of type 2 and successful (EIP-658, EIP-2718)."""
-    receipts = [_receipt(at, transaction.logs) for at, transaction in enumerate(transactions)]
+    """Return the header's commitment to the receipts of a block, all of them successful (EIP-658, EIP-2718)."""
+    receipts = [_receipt(at, transaction) for at, transaction in enumerate(transactions)]
     if filler_logs:
         receipts.append(_filler_receipt(len(transactions), filler_seed, number % _PATTERNS, filler_logs))
     return ordered_root(receipts)
 
 
-def _receipt(index: int, logs: tuple[Log, ...]) -> bytes:
-    bloom = bloom_of(value for log in logs for value in (log.address, *log.topics)).to_bytes(256)
-    entries = [[log.address, list(log.topics), log.data] for log in logs]
-    return b"\x02" + bytes(rlp.encode([b"\x01", minimal(GAS_PER_TRANSACTION * (index + 1)), bloom, entries]))
+def _receipt(index: int, transaction: Transaction) -> bytes:
+    bloom = bloom_of(value for log in transaction.logs for value in (log.address, *log.topics)).to_bytes(256)
+    known = (b"\x01", minimal(GAS_PER_TRANSACTION * (index + 1)), bloom)
+    logs = _rlp_list(b"".join(map(_encoded_log, transaction.logs)))
+    later = (minimal(value) for _, value in transaction.receipt_fields)
+    payload = b"".join([*map(rlp.encode, known), logs, *map(rlp.encode, later)])
+    return bytes([transaction.kind]) + _rlp_list(payload)
+
+
+@lru_cache(maxsize=4096)
+def _encoded_log(log: Log) -> bytes:
+    """Cached, because a contract may emit the same log many thousand times in one block."""
+    return bytes(rlp.encode([log.address, list(log.topics), log.data]))
+
+
+def _rlp_list(payload: bytes) -> bytes:
+    """Put the header of an RLP list before its encoded items (Yellow Paper, appendix B)."""
+    size = minimal(len(payload))
+    return (bytes([0xC0 + len(payload)]) if len(payload) < 56 else bytes([0xF7 + len(size)]) + size) + payload
 
 
 @lru_cache(maxsize=256)
 def _filler_receipt(index: int, seed: int, pattern: int, count: int) -> bytes:
-    return _receipt(index, _pattern(seed, pattern, count))
+    return _receipt(index, Transaction(b"", _pattern(seed, pattern, count)))
 
 
 def _rlp(one: Withdrawal) -> bytes:

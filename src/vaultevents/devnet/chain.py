@@ -12,6 +12,7 @@ from random import Random
 from eth_hash.auto import keccak
 
 from vaultevents.devnet.blocks import (
+    DYNAMIC_FEE,
     GAS_PER_TRANSACTION,
     Block,
     Log,
@@ -25,6 +26,7 @@ from vaultevents.devnet.blocks import (
     receipts_root,
     withdrawals_root,
 )
+from vaultevents.devnet.hardforks import HARD_FORKS, HardFork, later_fields
 from vaultevents.devnet.header import EMPTY_BLOOM, Header, bloom_of
 from vaultevents.devnet.trie import EMPTY_TRIE_ROOT
 
@@ -59,6 +61,8 @@ class Chain:
     `on_block` holds what is called after each new block, those of a reorg included.
     `safe` and `finalized` are settable at any time. `filler_logs` is the number of foreign logs that each block mined
     from now on carries (`FULL_BLOCK_LOGS` fills its bloom); they cost memory only while somebody reads them.
+    `blocks_per_timestamp` consecutive blocks have the same time, as those of anvil `--block-time 1` under load.
+    Transactions that are made from now on have the type `transaction_kind` and, in their receipts, `receipt_fields`.
     """
 
     def __init__(
@@ -70,6 +74,9 @@ class Chain:
         self.safe: Position = Lag(1)
         self.finalized: Position = Lag(2)
         self.filler_logs = 0
+        self.blocks_per_timestamp = 1
+        self.transaction_kind = DYNAMIC_FEE
+        self.receipt_fields: tuple[tuple[str, int], ...] = ()
         self.on_block: list[Callable[[], None]] = []
         self._rng = Random(f"{seed}/chain")  # noqa: S311 (a simulation must repeat)
         self._made = 0
@@ -78,6 +85,7 @@ class Chain:
         self._transactions: dict[bytes, tuple[Block, int]] = {}
         self._created: dict[bytes, int] = {}
         self._full: list[int] = []
+        self._forks: dict[HardFork, int] = {}
         self._logs = _LogIndex()
         self._append((), slot=0, timestamp_s=genesis_time_s)
 
@@ -116,7 +124,8 @@ class Chain:
     def transaction(self, logs: Iterable[Log], creates: Iterable[bytes] = ()) -> Transaction:
         """A new transaction; its hash is a function of the seed and of how many were made before."""
         self._made += 1
-        return Transaction(keccak(f"{self.seed}/transaction/{self._made}".encode()), tuple(logs), tuple(creates))
+        tx_hash = keccak(f"{self.seed}/transaction/{self._made}".encode())
+        return Transaction(tx_hash, tuple(logs), tuple(creates), self.transaction_kind, self.receipt_fields)
 
     def included(self, tx_hash: bytes) -> tuple[Block, int] | None:
         """The canonical block of a transaction and the transaction's index in it."""
@@ -139,6 +148,17 @@ class Chain:
         """The canonical blocks of `first`..`last` that carry filler logs."""
         numbers = self._full[bisect_left(self._full, first) : bisect_right(self._full, last)]
         return [self._blocks[number] for number in numbers]
+
+    def schedule_fork(self, fork: HardFork, at_block: int) -> None:
+        """Let the headers from block `at_block` on have the fields of `fork`; a later fork has those of earlier ones.
+
+        Raises ValueError for a fork that is not known, and for a block that exists already.
+        """
+        if fork not in HARD_FORKS:
+            raise ValueError(f"{fork} is not a fork: choose one of {', '.join(HARD_FORKS)}")
+        if at_block <= self.head.number:
+            raise ValueError(f"block {at_block} exists already: the head is block {self.head.number}")
+        self._forks[fork] = at_block
 
     def mine(
         self,
@@ -179,6 +199,8 @@ class Chain:
         """Another chain with the same blocks up to `number`; from there on, with another `seed`, it is its own."""
         other = Chain(seed, chain_id=self.chain_id, seconds_per_slot=self.seconds_per_slot)
         other.safe, other.finalized, other.filler_logs = self.safe, self.finalized, self.filler_logs
+        other.blocks_per_timestamp, other._forks = self.blocks_per_timestamp, dict(self._forks)
+        other.transaction_kind, other.receipt_fields = self.transaction_kind, self.receipt_fields
         other._blocks, other._by_hash = [], {}
         for block in self._blocks[: number + 1]:
             other._include(block)
@@ -190,6 +212,8 @@ class Chain:
         if any(transaction.hash in self._transactions for transaction in transactions):
             raise ValueError("a transaction can be on the chain only once")
         number, filler_logs = len(self._blocks), self.filler_logs
+        if number % self.blocks_per_timestamp:
+            timestamp_s = self.head.timestamp_s
         bits = bloom_of(v for t in transactions for log in t.logs for v in (log.address, *log.topics))
         if filler_logs:
             bits |= filler_bloom(self.seed, number, filler_logs)
@@ -208,6 +232,7 @@ class Chain:
             prev_randao=self._rng.randbytes(32),
             parent_beacon_block_root=self._rng.randbytes(32),
             withdrawals_root=withdrawals_root(withdrawals),
+            later_fields=later_fields(self._fork_of(number), self.seed, number, slot),
         )
         next_withdrawal += len(withdrawals)
         block = Block(header, header.hash(), slot, transactions, filler_logs, self.seed, withdrawals, next_withdrawal)
@@ -215,6 +240,11 @@ class Chain:
         for tell in self.on_block:
             tell()
         return block
+
+    def _fork_of(self, number: int) -> HardFork | None:
+        """The newest scheduled fork that block `number` belongs to."""
+        reached = [fork for fork in HARD_FORKS if self._forks.get(fork, number + 1) <= number]
+        return reached[-1] if reached else None
 
     def _include(self, block: Block) -> None:
         self._blocks.append(block)

@@ -53,7 +53,7 @@ class ExecutionServer:
         self.frozen = False
         self._subscribed: dict[asyncio.Queue[dict[str, Any]], str] = {}
         self._server = LoopbackServer(self._exchange)
-        self._rendered: dict[tuple[PlacedLog, bool], msgspec.Raw] = {}
+        self._rendered: dict[tuple[bytes, int, bool], msgspec.Raw] = {}
 
     @property
     def subscriptions(self) -> int:
@@ -165,7 +165,7 @@ class ExecutionServer:
 
     def _raw(self, placed: PlacedLog) -> msgspec.Raw:
         """The JSON of a log, kept for the logs that are themselves kept (those of the filler are not)."""
-        key = (placed, self.node.block_timestamp)
+        key = (placed.block.hash, placed.log_index, self.node.block_timestamp)
         raw = self._rendered.get(key)
         if raw is None:
             raw = msgspec.Raw(msgspec.json.encode(self.node.log_json(placed)))

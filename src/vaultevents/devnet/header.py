@@ -1,4 +1,4 @@
-"""Block headers as clients hash them (field set since Prague) and log blooms (Yellow Paper §4.3.1, EIP-7685)."""
+"""Block headers as clients hash them (Prague and later) and log blooms (Yellow Paper §4.3.1, EIP-7685)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 
 import rlp
 from eth_hash.auto import keccak
+
+from vaultevents.devnet.hardforks import HeaderField
 
 EMPTY_UNCLES_HASH = keccak(rlp.encode([]))
 NO_REQUESTS_HASH = bytes.fromhex("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
@@ -23,7 +25,10 @@ _BASE_FEE_WEI = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What differs from header to header; the remaining fields are constants of this devnet."""
+    """What differs from header to header; the remaining fields are constants of this devnet.
+
+    `later_fields` are those that forks after Prague append.
+    """
 
     parent_hash: bytes
     state_root: bytes
@@ -36,9 +41,10 @@ class Header:
     prev_randao: bytes
     parent_beacon_block_root: bytes
     withdrawals_root: bytes
+    later_fields: tuple[HeaderField, ...] = ()
 
     def hash(self) -> bytes:
-        """Keccak of the RLP list of all 21 fields, in protocol order."""
+        """Return the Keccak hash of the RLP list of all fields (21 in Prague), in protocol order."""
         return keccak(rlp.encode([_rlp_item(value) for value in self.fields().values()]))
 
     def fields(self) -> dict[str, bytes | int]:
@@ -65,6 +71,7 @@ class Header:
             "excessBlobGas": 0,
             "parentBeaconBlockRoot": self.parent_beacon_block_root,
             "requestsHash": NO_REQUESTS_HASH,
+            **dict(self.later_fields),
         }
 
     def to_json(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from vaultevents.devnet.blocks import Block, PlacedLog, filler, own_logs
 from vaultevents.devnet.chain import Absent, Chain, resolve
@@ -37,7 +37,8 @@ class Node:
     The newest `behind` blocks are not yet known to it. A query over more than `max_range` blocks or for more than
     `max_results` logs is refused in the words of `LIMIT_STYLES[limit_style]`. `block_timestamp` says whether its logs
     carry `blockTimestamp`. A pruned node has no blocks before `oldest`, and says so of their logs; before
-    `oldest_logs` it has blocks, but says of their logs that there are none.
+    `oldest_logs` it has blocks, but says of their logs that there are none. Before `oldest_receipts` it has no
+    receipts: it answers with an error or with null, as `pruned_receipts` says. `missing_methods` do not exist here.
     """
 
     chain: Chain
@@ -48,13 +49,24 @@ class Node:
     behind: int = 0
     oldest: int = 0
     oldest_logs: int = 0
+    oldest_receipts: int = 0
+    pruned_receipts: Literal["error", "null"] = "error"
+    missing_methods: frozenset[str] = frozenset()
 
     @property
     def head(self) -> int:
         return max(self.chain.head.number - self.behind, 0)
 
     def block_at(self, position: object) -> Block | None:
-        """The canonical block at a tag or a height; None where the node has none. Raises `RpcError`."""
+        """The canonical block at a tag or a height; None where the node has none. Raises `RpcError`.
+
+        `position` may be an object with `blockNumber` or `blockHash` (EIP-1898); a hash may be of an orphaned block.
+        """
+        match position:
+            case {"blockHash": block_hash}:
+                return self.block_of(block_hash)
+            case {"blockNumber": number}:
+                return self.block_at(number)
         number = self._number(position)
         return None if number is None or not self._keeps(number) else self.chain.block(number)
 
@@ -71,6 +83,8 @@ class Node:
 
         Raises `RpcError`, also for the limits.
         """
+        if "eth_getLogs" in self.missing_methods:
+            raise RpcError(METHOD_NOT_FOUND, "the method eth_getLogs does not exist/is not available")
         if not isinstance(query, dict):
             raise RpcError(INVALID_PARAMS, "invalid argument: a filter object is needed")
         wanted = parse_filter(query)
@@ -94,7 +108,7 @@ class Node:
     def call(self, method: str, params: list[Any]) -> Any:
         """The result of any method but eth_getLogs. Raises `RpcError`."""
         handler = _METHODS.get(method)
-        if handler is None:
+        if handler is None or method in self.missing_methods:
             raise RpcError(METHOD_NOT_FOUND, f"the method {method} does not exist/is not available")
         try:
             return handler(self, params)
@@ -155,11 +169,18 @@ class Node:
         where = params[0]
         is_hash = isinstance(where, str) and len(where) == 66
         block = self.block_of(where) if is_hash else self.block_at(where)
-        return None if block is None else self._receipts(block)
+        return None if block is None or not self._has_receipts(block) else self._receipts(block)
+
+    def _has_receipts(self, block: Block) -> bool:
+        if block.number >= self.oldest_receipts:
+            return True
+        if self.pruned_receipts == "error":
+            raise RpcError(PRUNED, "pruned history unavailable")
+        return False
 
     def _receipt(self, params: list[Any]) -> dict[str, Any] | None:
         found = self.chain.included(data(params[0], 32, "transaction hash"))
-        if found is None or found[0].number > self.head:
+        if found is None or found[0].number > self.head or not self._has_receipts(found[0]):
             return None
         block, index = found
         tx_hash = block.transaction_hashes[index]

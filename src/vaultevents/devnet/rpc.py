@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from vaultevents.devnet.blocks import GAS_PER_TRANSACTION, Block, PlacedLog, Withdrawal
+from vaultevents.devnet.blocks import GAS_PER_TRANSACTION, Block, PlacedLog, Transaction, Withdrawal
 from vaultevents.devnet.header import bloom_of, hex_data
 
 PARSE_ERROR = -32700
@@ -146,11 +146,13 @@ def receipt_json(block: Block, index: int, logs: Iterable[PlacedLog], *, block_t
     """The receipt of the block's transaction `index`, which has `logs`."""
     logs = list(logs)
     bloom = bloom_of(value for one in logs for value in (one.log.address, *one.log.topics))
-    creates = block.transactions[index].creates if index < len(block.transactions) else ()
+    tx_hash = block.transaction_hashes[index]
+    transaction = block.transactions[index] if index < len(block.transactions) else Transaction(tx_hash)
+    creates = transaction.creates
     return {
-        "type": "0x2",
+        "type": hex(transaction.kind),
         "status": "0x1",
-        "transactionHash": hex_data(block.transaction_hashes[index]),
+        "transactionHash": hex_data(tx_hash),
         "transactionIndex": hex(index),
         "blockHash": hex_data(block.hash),
         "blockNumber": hex(block.number),
@@ -162,4 +164,5 @@ def receipt_json(block: Block, index: int, logs: Iterable[PlacedLog], *, block_t
         "effectiveGasPrice": hex(10**9),
         "logs": [log_json(one, block_timestamp=block_timestamp) for one in logs],
         "logsBloom": hex_data(bloom.to_bytes(256)),
+        **{name: hex(value) for name, value in transaction.receipt_fields},
     }

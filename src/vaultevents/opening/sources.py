@@ -54,6 +54,7 @@ async def open_chain(
         completeness=settings.execution.completeness,
         blooms_per_day=settings.execution.blooms_per_day,
         strict_times=settings.network in CHAIN_IDS,
+        prove_transactions=settings.network in CHAIN_IDS,
         answer_limit_bytes=settings.execution.max_answer_mb * 2**20,
         receipt_limit_bytes=settings.execution.max_receipt_mb * 2**20,
         batch_size=settings.execution.batch_size,

@@ -14,8 +14,8 @@ from typing import Final
 
 import structlog
 
+from vaultevents.chain.block_proofs import ProvenRange
 from vaultevents.chain.execution import ExecutionChain
-from vaultevents.chain.logs import ProvenRange
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable
 from vaultevents.core.events import project
 from vaultevents.core.facts import fact_line
