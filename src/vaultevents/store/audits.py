@@ -89,6 +89,11 @@ async def compare_reports(
     )
 
 
+def place_of_report(block_number: int, log_index: int) -> str:
+    """Name a report in a `Comparison`."""
+    return f"report in block {block_number}, log {log_index}"
+
+
 async def body_digest(connection: Connection, span: Span) -> str:
     """SHA-256, in hex, over what is stored of the two contract events in `span`.
 
@@ -135,7 +140,7 @@ def _ids(keys: Collection[_Key]) -> tuple[str, ...]:
 
 
 def _places(keys: Collection[tuple[int, int]]) -> tuple[str, ...]:
-    return tuple(f"report in block {number}, log {index}" for number, index in sorted(keys))
+    return tuple(place_of_report(number, index) for number, index in sorted(keys))
 
 
 def _is_same(row: Any, event: Event) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from vaultevents.chain.execution import ExecutionChain, LogRange
 from vaultevents.core.errors import NodeFault
-from vaultevents.core.logs import Header, fold
+from vaultevents.core.logs import Header, fold, owned
 from vaultevents.core.registry import Registry
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Hash32, hex_text
@@ -85,12 +85,14 @@ class LogsSource:
         )
         if final is not None and not watched and span.last > final.number:
             found = await self._links(span, anchor, final)
+        folded = fold(found.logs, found.times_s, watched)
         return Reading(
-            fold(found.logs, found.times_s, watched),
+            folded.observations,
             hex_text(found.last.hash),
             parent=found.parent,
             seen=len(found.logs),
             near=None if final is None else _near(found.headers, final),
+            quarantined=owned(folded.undecodable, registry),
         )
 
     async def _links(self, span: Span, anchor: Hash32 | None, final: Header) -> LogRange:

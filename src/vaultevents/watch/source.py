@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from vaultevents.core.events import Observation
+from vaultevents.core.logs import UndecodableLog
 from vaultevents.core.registry import Registry
 from vaultevents.core.reports import ReportLog
 from vaultevents.core.spans import Span
@@ -19,7 +20,7 @@ class Reading:
     """What a source saw in a span, what the next span must link to, and reports whose files are still to be had.
 
     `parent` is what this span itself links to, where that is known; `seen` counts the records that were read for it;
-    `near` is what of the span may still be reorganised.
+    `near` is what of the span may still be reorganised; `quarantined` are the logs that cannot be decoded.
     """
 
     observations: Sequence[Observation]
@@ -28,6 +29,7 @@ class Reading:
     parent: str | None = None
     seen: int = 0
     near: NearBlocks | None = None
+    quarantined: Sequence[UndecodableLog] = ()
 
 
 class Source(Protocol):
