@@ -33,7 +33,7 @@ from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32, checksum, hex_text
 from vaultevents.core.withdrawals import WithdrawalBlock
 
-__all__ = ["ExecutionChain", "ExecutionOptions", "HeadPolicy", "Identity", "LogRange"]
+__all__ = ["Anchor", "ExecutionChain", "ExecutionOptions", "HeadPolicy", "Identity", "LogRange"]
 
 _OLD_STATE = re.compile(r"missing trie|\bstate|prun|histor|archive|available|\bolder\b|header not found", re.IGNORECASE)
 FUTURE_S = 60.0
