@@ -13,13 +13,14 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
+from sealed_blocks import sealed, without
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
 from vaultevents.chain.lines import Behind
 from vaultevents.core.errors import ConfigError, NodeFault, SourceUnavailable
 from vaultevents.core.spans import Span
-from vaultevents.core.units import Address, Hash32
+from vaultevents.core.units import Address, Hash32, hex_text
 from vaultevents.core.withdrawals import WithdrawalBlock
-from vaultevents.devnet.blocks import Payout
+from vaultevents.devnet.blocks import Payout, Withdrawal, withdrawals_root
 from vaultevents.devnet.chain import Absent, At, Chain
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.faults import WITHDRAWAL_FAULTS, Fault
@@ -197,27 +198,72 @@ def entry(**fields: Any) -> Meddle:
 
 
 def left_out(*names: str) -> Meddle:
-    return lambda block: {name: value for name, value in block.items() if name not in names}
+    return lambda block: without(block, *names)
 
+
+def with_root(change: Callable[[list[Json]], list[Json]]) -> Callable[[Json], Json]:
+    """The withdrawals of the block changed, and their root in the header with them."""
+
+    def meddle(block: Json) -> Json:
+        listed = change(block["withdrawals"])
+        return {**block, "withdrawals": listed, "withdrawalsRoot": root_of(listed)}
+
+    return meddle
+
+
+def root_of(listed: list[Json]) -> str:
+    paid = (
+        Withdrawal(
+            int(entry["index"], 16),
+            int(entry["validatorIndex"], 16),
+            bytes.fromhex(entry["address"][2:]),
+            int(entry["amount"], 16),
+        )
+        for entry in listed
+    )
+    return hex_text(withdrawals_root(tuple(paid)))
+
+
+NOT_HASHED = "the header of block 21 does not hash to the hash given for it"
+OTHER_ROOT = "withdrawals of block 21 do not make up the root in its header"
 
 LIES: dict[str, tuple[Meddle, type[SourceUnavailable], str]] = {
-    "one is missing": (entries(lambda all_: [all_[0], *all_[2:]]), NodeFault, "leaves a gap"),
-    "the last is missing": (entries(lambda all_: all_[:-1]), NodeFault, "in block 22 leaves a gap"),
-    "one is there twice": (entries(lambda all_: [all_[0], *all_]), NodeFault, "there twice"),
-    "out of order": (entries(lambda all_: [all_[0], all_[2], all_[1], all_[3]]), NodeFault, "leaves a gap"),
-    "all are missing": (entries(lambda _: []), NodeFault, "are not those of its root"),
-    "null": (entries(lambda _: None), NodeFault, "leaves out their list"),
-    "no such field": (left_out("withdrawals"), NodeFault, "leaves out their list"),
-    "before Capella": (left_out("withdrawals", "withdrawalsRoot"), SourceUnavailable, "before the Capella"),
+    "one is missing": (entries(lambda all_: [all_[0], *all_[2:]]), NodeFault, f"the 3 {OTHER_ROOT}"),
+    "the last is missing": (entries(lambda all_: all_[:-1]), NodeFault, f"the 3 {OTHER_ROOT}"),
+    "one is there twice": (entries(lambda all_: [all_[0], *all_]), NodeFault, f"the 5 {OTHER_ROOT}"),
+    "out of order": (entries(lambda all_: [all_[0], all_[2], all_[1], all_[3]]), NodeFault, f"the 4 {OTHER_ROOT}"),
+    "all are missing": (entries(lambda _: []), NodeFault, f"the 0 {OTHER_ROOT}"),
+    "another amount": (entry(amount="0x7"), NodeFault, f"the 4 {OTHER_ROOT}"),
+    "another receiver": (entry(address="0x" + "ab" * 20), NodeFault, f"the 4 {OTHER_ROOT}"),
+    "missing, with a root of its own": (with_root(lambda all_: all_[:-1]), NodeFault, NOT_HASHED),
+    "missing, with a hash of its own": (
+        lambda block: sealed(with_root(lambda all_: all_[:-1])(block)),
+        NodeFault,
+        "22 is not linked to block 21",
+    ),
+    "null": (entries(lambda _: None), NodeFault, "has only one of the two"),
+    "no such field": (left_out("withdrawals"), NodeFault, "has only one of the two"),
+    "before Capella": (left_out("withdrawals", "withdrawalsRoot"), NodeFault, NOT_HASHED),
+    "before Capella, with a hash of its own": (
+        lambda block: sealed(without(block, "withdrawals", "withdrawalsRoot")),
+        SourceUnavailable,
+        "before the Capella",
+    ),
     "no block": (lambda _: None, Behind, "does not have block 21: it lags behind, or has pruned it"),
     "another block": (lambda block: {**block, "number": "0x16"}, NodeFault, "answered with block 22"),
-    "other parent": (
-        lambda block: {**block, "parentHash": "0x" + "ab" * 32},
+    "other parent": (lambda block: {**block, "parentHash": "0x" + "ab" * 32}, NodeFault, NOT_HASHED),
+    "other parent, with a hash of its own": (
+        lambda block: sealed(block, parentHash="0x" + "ab" * 32),
         NodeFault,
         "21 is not linked to block 20",
     ),
-    "other hash": (lambda block: {**block, "hash": "0x" + "ab" * 32}, NodeFault, "22 is not linked to block 21"),
-    "time stands still": (lambda block: {**block, "timestamp": "0x1"}, NodeFault, "the time of block 21 is not after"),
+    "other hash": (lambda block: {**block, "hash": "0x" + "ab" * 32}, NodeFault, NOT_HASHED),
+    "other time": (lambda block: {**block, "timestamp": "0x1"}, NodeFault, NOT_HASHED),
+    "time goes back, with a hash of its own": (
+        lambda block: sealed(block, timestamp="0x1"),
+        NodeFault,
+        "the time of block 21 is not after",
+    ),
     "no time": (left_out("timestamp"), NodeFault, "block 21 does not have the known form"),
     "more than 64 bits": (entry(amount="0x1" + "0" * 16), NodeFault, "at most 64 bits"),
     "a number": (entry(amount=5), NodeFault, "block 21 does not have the known form"),

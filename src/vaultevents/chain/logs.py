@@ -118,6 +118,7 @@ class _Reading:
         self._headers: dict[int, Header] = dict(claims[0].headers)
         self._blocks: dict[int, BlockLogs] = {}
         self._disproved: set[str] = set()
+        self._inventing: set[str] = set()
 
     async def read_headers(self) -> None:
         """Read what is needed of the headers; with every one of them, all are linked down from the last block."""
@@ -174,7 +175,7 @@ class _Reading:
         for name in dict.fromkeys(contested.values()):
             own = [number for number, claimant in contested.items() if claimant == name]
             for some in chunks(own, CONTESTED_AT_ONCE):
-                if name in self._disproved and len(self._claims) > len(self._disproved):
+                if name in self._inventing and len(self._claims) > len(self._disproved):
                     break  # nodes that were not disproved have answered for these blocks
                 await self._prove_all(some)
 
@@ -225,9 +226,13 @@ class _Reading:
         number = block.header.number
         proven = self._query.watched_content(block.logs)
         for claims in self._claims:
-            if claims.node.name in self._disproved or number in claims.unread:
+            if number in claims.unread:
                 continue
             claimed = claims.logs.get(number, {})
+            if len(claimed) > len(proven):
+                self._inventing.add(claims.node.name)
+            if claims.node.name in self._disproved:
+                continue
             same_block = claims.hashes.get(number, block.header.hash) == block.header.hash
             if not same_block or (not self._options.every_header and claimed != proven):
                 await self._check_same_block(claims, block)
@@ -258,7 +263,8 @@ class _Reading:
         node = claims.node
         self._disproved.add(node.name)
         node.line.counters.claims_disproved += 1
-        if claimed.keys() == proven.keys() and all(claimed[at][:3] == proven[at][:3] for at in claimed):
+        is_same = claimed.keys() == proven.keys() and all(claimed[at][:3] == proven[at][:3] for at in claimed)
+        if is_same and claimed != proven:
             raise ChainDisagreement(
                 IN_USE,
                 f"give different transaction hashes for the same logs of block {number}, one of them {node.name}: "
