@@ -570,6 +570,13 @@ async def test_a_build_that_forgets_what_it_cannot_decode_is_found_out(
         async with database.transaction() as connection:
             await connection.execute("update quarantined_logs set state = 'resolved' where log_index = 0")
             await connection.execute("update quarantined_logs set data = '' where log_index = 1")
+            await connection.execute("update quarantined_logs set block_hash = decode(repeat('07', 32), 'hex')")
+        assert len(problems(made, places, await kept(database))) == 4, "these two, and of another block"
+        await replayed(stream, writer, 1, await stream.source.head())
+        assert problems(made, places, await kept(database)) == []
+        async with database.transaction() as connection:
+            await connection.execute("update quarantined_logs set state = 'resolved' where log_index = 0")
+            await connection.execute("update quarantined_logs set data = '' where log_index = 1")
         found = await kept(database)
         assert problems(made, places, found) == [f"row {found[0].id} is resolved", f"row {found[1].id} has other bytes"]
         assert problems(made, places[:1], found)[-1] == f"row {found[1].id} is of a log that was not expected"

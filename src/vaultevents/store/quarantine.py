@@ -84,12 +84,15 @@ async def synchronize(
 
     New logs get a row. A row whose log is no longer among `undecodable` is resolved where something of its address and
     block was `decoded`: without that it stays as it is, since its address may not be watched any longer. One that was
-    resolved and cannot be decoded now is open again; one that was dismissed stays dismissed.
+    resolved and cannot be decoded now is open again; one that was dismissed stays dismissed. A row of another block of
+    the same number is removed.
     """
-    known = {
-        (row["block_number"], row["log_index"]): row
-        for row in await connection.fetch(_OF_SPAN, stream, span.first, span.last)
-    }
+    stored = await connection.fetch(_OF_SPAN, stream, span.first, span.last)
+    hashes = {entry.log.block_number: entry.log.block_hash for entry in undecodable}
+    stale = {row["id"] for row in stored if hashes.get(row["block_number"], row["block_hash"]) != row["block_hash"]}
+    if stale:
+        await connection.execute("delete from quarantined_logs where id = any($1)", list(stale))
+    known = {(row["block_number"], row["log_index"]): row for row in stored if row["id"] not in stale}
     rows = _rows(undecodable, known)
     changed = [
         (known[place]["id"], entry.reason, more)
@@ -117,7 +120,7 @@ async def synchronize(
 
 
 _OF_SPAN = """
-select id, block_number, log_index, address, reason, more, state from quarantined_logs
+select id, block_number, block_hash, log_index, address, reason, more, state from quarantined_logs
 where stream = $1 and block_number between $2 and $3
 """
 _AMEND = """

@@ -6,7 +6,7 @@
 --                          the others. `data` is cut at 4096 bytes: the chain has the rest. `open`: no event was made of
 --                          it. `resolved`: its block was read again and it could be decoded. `dismissed`: an operator
 --                          has given it up. A reorganisation removes those of the blocks that are gone.
---   quarantined_addresses  when the operator was last notified of an address, and of how many logs he was not
+--   quarantined_addresses  when there was last a notice of an address, and how many logs have come since
 --   notices                `logs_quarantined` has an address and a block instead of a webhook
 --
 -- Which accounts a log concerns is derived from the registry.
