@@ -69,9 +69,40 @@ def encoded(receipt: Mapping[str, Any], later: tuple[str, ...] = ()) -> bytes:
         logs,
         *(int(receipt[name], 16) for name in later),
     ]
-    return bytes([int(receipt["type"], 16)]) + rlp(fields)
+    kind = int(receipt["type"], 16)
+    return (bytes([kind]) if kind else b"") + rlp(fields)
 
 
 def root_of(receipts: Sequence[Mapping[str, Any]], later: tuple[str, ...] = ()) -> str:
     """The tree itself is compared with another implementation in the tests of receipts."""
     return "0x" + ordered_root([encoded(receipt, later) for receipt in receipts]).hex()
+
+
+def transactions_root(block: Mapping[str, Any]) -> str:
+    """The root of a block's transactions, given with all of their fields."""
+    return "0x" + ordered_root([signed(transaction) for transaction in block["transactions"]]).hex()
+
+
+def signed(transaction: Mapping[str, Any]) -> bytes:
+    """A transaction as it is hashed, types 0 to 4 (EIP-155, 2930, 1559, 4844, 7702); others have the form of type 2."""
+    kind = int(transaction["type"], 16)
+    price = ["gasPrice"] if kind < 2 else ["maxPriorityFeePerGas", "maxFeePerGas"]
+    names = [*(["chainId"] if kind else []), "nonce", *price, "gas", "to", "value", "input"]
+    names += {0: [], 3: ["accessList", "maxFeePerBlobGas", "blobVersionedHashes"]}.get(kind, ["accessList"])
+    names += ["authorizationList"] if kind == 4 else []
+    names += ["yParity" if kind else "v", "r", "s"]
+    return (bytes([kind]) if kind else b"") + rlp([_item(name, transaction[name]) for name in names])
+
+
+_BYTES = {"to", "input", "address", "storageKeys", "blobVersionedHashes"}
+
+
+def _item(name: str, value: Any) -> Encodable:
+    match value:
+        case None:
+            return b""
+        case dict():
+            return [_item(part, found) for part, found in value.items()]
+        case list():
+            return [_item(name, found) for found in value]
+    return bytes.fromhex(value[2:]) if name in _BYTES else int(value, 16)

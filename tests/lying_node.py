@@ -40,7 +40,7 @@ class Lie(StrEnum):
     TRUNCATED = "truncated"  # the second half of each block's logs is missing
     FALSE_HEADER = "false_header"  # times and roots are others under the true hash
     FORGED_BLOCK = "forged_block"  # altered, with receipts root, bloom and hash of its own: neighbours do not link
-    RENAMED = "renamed"  # transactions have other hashes: in blocks, logs and receipts
+    RENAMED = "renamed"  # transactions, and so their hashes in logs and receipts, are others than those of the header
     EARLY_FORK = "early_fork"  # a branch that is consistent in itself, also claimed as finalized
     LATE_FORK = "late_fork"
     STALE = "stale"  # nothing is known of the newest blocks
@@ -234,8 +234,11 @@ def _forged(block: Block, watched: Collection[bytes]) -> Block:
 
 
 def _renamed(block: Block, _: Collection[bytes]) -> Block:
-    renamed = (replace(transaction, hash=keccak(transaction.hash)) for transaction in block.transactions)
-    return replace(block, transactions=tuple(renamed))
+    def other(transaction: Transaction) -> Transaction:
+        envelope = replace(transaction.envelope, nonce=transaction.envelope.nonce + 10**6)
+        return replace(transaction, envelope=envelope, hash=envelope.hash())
+
+    return replace(block, transactions=tuple(map(other, block.transactions)))
 
 
 _EDITS: dict[Lie, Edit] = {

@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from patience import PATIENCE_S
+from vaultevents.chain.beacon import BeaconChain, BeaconOptions
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity
+from vaultevents.chain.urls import node_name
 from vaultevents.core.units import Hash32
 from vaultevents.devnet.acts import Funding, log_of
+from vaultevents.devnet.beaconapi import BeaconServer
 from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.faults import Fault
@@ -55,10 +58,11 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A stream that is being read while its chain may grow."""
+    """A stream that is being read while its chain may grow; `names` are those of its nodes in logs."""
 
     database: Database
     world: World
+    names: tuple[str, ...] = ()
 
     async def extra(self) -> int:
         """What is stored and not, or not so, in the chain's own record."""
@@ -96,10 +100,32 @@ class Story:
 
 
 @asynccontextmanager
+async def beacon_of(world: World, server: BeaconServer | None = None) -> AsyncIterator[BeaconChain]:
+    """The beacon chain of a world, read from `server` or an honest node, with the clock of the chain's head."""
+    server = server or BeaconServer(world.beacon)
+    options = BeaconOptions(retry_wait_s=0.01, set_aside_s=0.05)
+    try:
+        url = await server.start()
+        async with BeaconChain([url], options, clock=lambda: float(world.chain.head.timestamp_s)) as beacon:
+            beacon.expect(await beacon.identity())
+            yield beacon
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
 async def followed(
-    database: Database, world: World, *servers: Serving, begun: int = BEGUN, options: ExecutionOptions = OPTIONS
+    database: Database,
+    world: World,
+    *servers: Serving,
+    begun: int = BEGUN,
+    options: ExecutionOptions = OPTIONS,
+    anchor: BeaconChain | None = None,
 ) -> AsyncIterator[Story]:
-    """The logs of a world read as the daemon does it: live from block `begun` on, with a backfill of what is before."""
+    """The logs of a world read as the daemon does it: live from block `begun` on, with a backfill of what is before.
+
+    With an `anchor` the finalized block is compared with that of the beacon chain.
+    """
     await register(database, world)
     await open_at(database, world, begun)
     genesis = world.chain.block(0)
@@ -109,11 +135,12 @@ async def followed(
         for server in servers:
             urls.append(await server.start())
             stack.push_async_callback(server.stop)
-        chain = await stack.enter_async_context(ExecutionChain(urls, head=HeadPolicy(), options=options))
+        further: dict[str, Any] = {} if anchor is None else {"anchor": anchor}
+        chain = await stack.enter_async_context(ExecutionChain(urls, head=HeadPolicy(), options=options, **further))
         chain.expect(Identity(world.chain.chain_id, Hash32(genesis.hash)))
         stream = Stream(LogsSource(chain), "block", first_block, 10, 0.02, backfill_step=10)
         async with in_background(follow(stream, Outbox(database), lambda _: None, Hint())):
-            yield Story(database, world)
+            yield Story(database, world, tuple(map(node_name, urls)))
 
 
 def world_of(seed: int, blocks: int = BLOCKS, chain: Chain | None = None) -> World:

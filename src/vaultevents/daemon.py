@@ -79,7 +79,7 @@ async def serve(
 
     Metrics are told to the end of the drain, if they are switched on, except by a process that is not `observed`.
 
-    A span that is being read then is dropped; it is read again at the next start. A `StreamStopped` (C8) or a bug in
+    A span that is being read then is dropped; it is read again at the next start. A `StreamStopped` or a bug in
     one worker ends all of them.
     """
     head_policy(settings)

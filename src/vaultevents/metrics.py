@@ -46,7 +46,7 @@ NOTICES: Final = Counted(
     "vaultevents_notices",
     "Notices that were told to the operator.",
     "kind",
-    ("webhook_failing", "webhook_disabled", "delivery_exhausted", "webhook_enabled"),
+    ("webhook_failing", "webhook_disabled", "delivery_exhausted", "webhook_enabled", "logs_quarantined"),
 )
 REFUSALS: Final = Counted(
     "vaultevents_api_refusals",
@@ -90,9 +90,15 @@ AUDIT_FINDINGS: Final = Counted(
     "kind",
     ("missing", "different", "without_log"),
 )
+QUARANTINED: Final = Counted(
+    "vaultevents_quarantined_logs",
+    "Logs that could not be decoded and were stored, when they were first read.",
+    "stream",
+    ("logs", "reports"),
+)
 COUNTERS: Final = (
     *(ATTEMPTS, RESENDS, NOTICES, REFUSALS),
-    *(NODE_FAILURES, RATE_LIMITS, HEDGES, BLOOMS, REWINDS, AUDIT_FINDINGS),
+    *(NODE_FAILURES, RATE_LIMITS, HEDGES, BLOOMS, REWINDS, AUDIT_FINDINGS, QUARANTINED),
 )
 REQUESTS: Final = "vaultevents_api_requests"
 DURATIONS: Final = "vaultevents_attempt_duration_seconds"
@@ -121,6 +127,7 @@ class Stored:
     notices_waiting: int
     reports_pending: int
     events_orphaned: int
+    quarantine_open: int
     report_age_s: float | None
     clock_offset_s: float
     streams: Mapping[str, StreamFacts]
@@ -220,6 +227,11 @@ def audit_finding(kind: str, number: int) -> None:
     _counts[AUDIT_FINDINGS.name, kind] += number
 
 
+def quarantined(stream: str, number: int) -> None:
+    """Count logs that cannot be decoded."""
+    _counts[QUARANTINED.name, stream] += number
+
+
 def taken() -> list[tuple[Key, int]]:
     """What was counted since the last call, for another process to tell (`add`); here it is forgotten."""
     counts = list(_counts.items())
@@ -302,6 +314,11 @@ def _stored(stored: Stored) -> Iterator[Metric]:
         "vaultevents_reports_pending", "Oracle reports whose files are not verified yet.", stored.reports_pending
     )
     yield _gauge("vaultevents_events_orphaned", "Events whose block is no longer on the chain.", stored.events_orphaned)
+    yield _gauge(
+        "vaultevents_quarantine_open",
+        "Logs that cannot be decoded and are neither resolved nor dismissed; at least so many where they are many.",
+        stored.quarantine_open,
+    )
     if stored.report_age_s is not None:
         yield _gauge("vaultevents_report_age_seconds", "Age of the newest oracle report.", stored.report_age_s)
     nodes = GaugeMetricFamily(

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from eth_utils.address import to_checksum_address
 
 import evm
+import newer_form
 from command_line import CommandLine, Running, delivered
 from patience import until
 from vaultevents.devnet.receivers import Hook, Receivers
@@ -138,6 +140,41 @@ async def test_from_a_real_evm_to_verified_webhooks(tmp_path: Path, chain: evm.C
         head = str(chain.number("finalized"))
         replayed = await operator.does("replay", "--from-block", "0", "--to-block", head)
         assert replayed == {"derived": 7, "identical": 7, "inserted": 0, "different": 0, "near_head": 0}
+    finally:
+        await operator.shell.kill_all()
+        await receivers.stop()
+
+
+async def test_a_queue_whose_owner_changes_its_events_on_a_real_evm(tmp_path: Path, chain: evm.Chain) -> None:
+    receivers = Receivers(tmp_path)
+    await receivers.start()
+    operator = Operator(tmp_path, chain, receivers)
+    vaults, queue = [chain.deploy("StakingVault") for _ in range(2)], chain.deploy("UnindexedWithdrawalQueue")
+    chain.finalize()
+    try:
+        for account, vault in zip(("acme", "zeta"), vaults, strict=True):
+            await operator.does("account", "add", account)
+            queued = ("--queue", hex_of(queue)) if account == "acme" else ()
+            await operator.does("vault", "add", account, "one", hex_of(vault), *queued, "--start-block", "creation")
+        acme, zeta = await operator.hook("acme"), await operator.hook("zeta")
+        running = await operator.run()
+        odd = chain.send(queue, evm.call_data("claim(uint256,address,uint256)", 7, chain.accounts[1], ETH // 4))
+        funded = [chain.fund(vault, n * ETH) for n, vault in enumerate(vaults, 1)]
+        chain.finalize()
+        expected = {funding("acme", funded[0], 1 * ETH)}
+        await until(lambda: booked(acme) == expected and booked(zeta) == {funding("zeta", funded[1], 2 * ETH)})
+        await running.said('"log_quarantined"')
+        (await running.end()).ok()
+        (entry,) = (await operator.does("quarantine", "list"))["logs"]
+        assert (entry["txHash"], entry["accounts"]) == (odd["transactionHash"], ["acme"])
+        operator.shell = replace(operator.shell, program=(str(Path(newer_form.__file__)),))
+        assert (await operator.does("quarantine", "retry", "--all"))["inserted"] == 1
+        running = await operator.run()
+        expected |= {claim("acme", queue, 7, "0.25")}
+        await until(lambda: booked(acme) == expected)
+        (await running.end()).ok()
+        assert set(delivered(acme).values()) == {1}
+        assert booked(zeta) == {funding("zeta", funded[1], 2 * ETH)}
     finally:
         await operator.shell.kill_all()
         await receivers.stop()

@@ -58,7 +58,9 @@ def observed(chain: evm.Chain, vaults: Sequence[bytes] = (), queues: Sequence[by
     watched = Watched(frozenset(map(Address, vaults)), frozenset(map(Address, queues)))
     logs = [as_log(raw) for raw in chain.logs(topics=TOPICS)]
     times_s = {number: int(chain.block(number)["timestamp"], 16) for number in {log.block_number for log in logs}}
-    return fold(logs, times_s, watched)
+    folded = fold(logs, times_s, watched)
+    assert folded.undecodable == []
+    return folded.observations
 
 
 def funding(receipt: dict[str, Any], vault: bytes, amount_wei: int, position: int = 1) -> Observation:

@@ -19,6 +19,7 @@ import rlp
 from eth_hash.auto import keccak
 
 import evm
+from block_hashes import root_of, transactions_root
 from vaultevents.core.logs import ETHER_FUNDED, WITHDRAWAL_CLAIMED
 from vaultevents.devnet import chain as devnet
 from vaultevents.devnet.blocks import Log
@@ -36,7 +37,7 @@ MISSING = "0x" + "99" * 32
 ANVILS_OWN = {
     "totalDifficulty": "parentHash",  # left the execution API after the merge
     "blobGasPrice": "effectiveGasPrice",  # elsewhere only in receipts of blob transactions
-    "blockTimestamp": "effectiveGasPrice",  # elsewhere only in logs
+    "blockTimestamp": "from",  # elsewhere only in logs
 }
 
 _QUANTITY = re.compile(r"0x(?:0|[1-9a-f][0-9a-f]*)")
@@ -141,6 +142,7 @@ QUESTIONS: dict[str, tuple[Any, ...]] = {
     "the genesis block": ("eth_getBlockByNumber", "0x0", False),
     "an empty block": ("eth_getBlockByNumber", hex(EMPTY), False),
     "a block with a log": ("eth_getBlockByNumber", hex(FUNDED), False),
+    "a block with its transactions": ("eth_getBlockByNumber", hex(FUNDED), True),
     "the latest block": ("eth_getBlockByNumber", "latest", False),
     "the safe block": ("eth_getBlockByNumber", "safe", False),
     "the final block": ("eth_getBlockByNumber", "finalized", False),
@@ -187,6 +189,15 @@ async def test_a_block_asked_by_hash_is_the_block_asked_by_number(tmp_path: Path
         for told in nodes:
             by_number = await answer(told, "eth_getBlockByNumber", hex(FUNDED), False)
             assert await answer(told, "eth_getBlockByHash", by_number["hash"], False) == by_number
+
+
+@pytest.mark.parametrize("block", [DEPLOYED, REQUESTED, FUNDED, CLAIMED, EMPTY])
+async def test_both_commit_to_their_transactions_and_receipts_by_the_same_rule(tmp_path: Path, block: int) -> None:
+    async with both(tmp_path) as nodes:
+        for told in nodes:
+            shown = await answer(told, "eth_getBlockByNumber", hex(block), True)
+            assert transactions_root(shown) == shown["transactionsRoot"]
+            assert root_of(await answer(told, "eth_getBlockReceipts", shown["hash"])) == shown["receiptsRoot"]
 
 
 async def test_both_hash_their_headers_by_the_same_rule(tmp_path: Path) -> None:

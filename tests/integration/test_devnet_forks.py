@@ -14,12 +14,16 @@ from typing import Any
 
 import aiohttp
 import pytest
+from eth_account.typed_transactions.typed_transaction import TypedTransaction
+from eth_hash.auto import keccak
+from hexbytes import HexBytes
 
-from block_hashes import AMSTERDAM, FUTURE, PRAGUE, header_hash, root_of
+from block_hashes import AMSTERDAM, FUTURE, PRAGUE, header_hash, root_of, signed, transactions_root
 from vaultevents.core.logs import ETHER_FUNDED, TOPICS
 from vaultevents.devnet.acts import Funding, log_of
 from vaultevents.devnet.blocks import FULL_BLOCK_LOGS
 from vaultevents.devnet.chain import Chain
+from vaultevents.devnet.envelopes import Envelope
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.floods import UNREGISTERED, mine_flood
 from vaultevents.devnet.node import Node
@@ -184,6 +188,41 @@ def test_ordinary_receipts_keep_their_root(filler: int) -> None:
     for block in world.chain.blocks(0, 12):
         receipts = node.call("eth_getBlockReceipts", [hex(block.number)])
         assert root_of(receipts) == "0x" + block.header.receipts_root.hex()
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2, 3, 4, 0x7E])
+@pytest.mark.parametrize("filler", [0, 5])
+def test_transactions_have_the_hashes_and_the_root_of_their_fields(kind: int, filler: int) -> None:
+    world = World(7)
+    world.chain.transaction_kind, world.chain.filler_logs = kind, filler
+    world.history(20)
+    node, seen = Node(world.chain), 0
+    for block in world.chain.blocks(2, 20):
+        shown = node.call("eth_getBlockByNumber", [hex(block.number), True])
+        by_hash = node.call("eth_getBlockByHash", [shown["hash"], True])
+        assert by_hash == shown and transactions_root(shown) == shown["transactionsRoot"]
+        hashes = node.call("eth_getBlockByNumber", [hex(block.number), False])["transactions"]
+        assert [transaction["hash"] for transaction in shown["transactions"]] == hashes
+        assert ["0x" + keccak(signed(transaction)).hex() for transaction in shown["transactions"]] == hashes
+        receipts = node.call("eth_getBlockReceipts", [shown["hash"]])
+        assert [receipt["transactionHash"] for receipt in receipts] == hashes
+        assert [receipt["type"] for receipt in receipts] == [
+            transaction["type"] for transaction in shown["transactions"]
+        ]
+        assert root_of(receipts) == shown["receiptsRoot"]
+        seen += len(hashes)
+    assert seen > 10
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3, 4])
+def test_typed_transactions_are_those_of_another_implementation(kind: int) -> None:
+    for nonce in range(1, 7):
+        envelope = Envelope(kind, 1337, seed=9, nonce=nonce, creates=nonce == 5 and kind < 3)
+        decoded = TypedTransaction.from_bytes(HexBytes(envelope.encoded()))
+        assert decoded.transaction_type == kind
+        fields = envelope.fields()
+        assert decoded.as_dict()["nonce"] == nonce
+        assert (decoded.vrs()[1], decoded.vrs()[2]) == (fields["r"], fields["s"])
 
 
 Ask = Callable[..., Any]

@@ -193,6 +193,7 @@ def by_core(world: World, registrations: list[Registration]) -> Events:
             one.log_index,
         )
         found = reports.decode(log, one.block.timestamp_s)
+        assert isinstance(found, reports.ReportLog)
         if found.is_empty:
             continue
         report = reports.read_report(world.report_files[found.cid], found)

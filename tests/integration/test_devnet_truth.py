@@ -60,7 +60,7 @@ def events_by_core(world: World, registrations: list[Registration], last: int) -
     ]
     times_s = {one.block.number: one.block.timestamp_s for one in placed}
     watched = registry.watched(Span(BlockNumber(0), BlockNumber(last)))
-    found = [e for seen in core_logs.fold(logs, times_s, watched) for e in project(seen, registry)]
+    found = [e for seen in core_logs.fold(logs, times_s, watched).observations for e in project(seen, registry)]
     return {(event.owner.account_id, event.id): encode(event) for event in found}
 
 

@@ -220,6 +220,7 @@ async def test_every_report_of_a_world_arrives_and_passes_the_checks_of_the_core
                 placed.log_index,
             )
             announced = reports.decode(log, placed.block.timestamp_s)
+            assert isinstance(announced, reports.ReportLog)
             if not announced.is_empty:
                 await ipfs.fetch(announced.cid, partial(check_report, announced))
                 read += 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from block_hashes import header_hash, root_of
+from block_hashes import header_hash, root_of, transactions_root
 from lying_node import EARLY_FORK, LATE_FORK, STALE_BLOCKS, TOPICS, Lie, LyingServer, watched_addresses
 from vaultevents.devnet.blocks import FULL_BLOCK_LOGS
 from vaultevents.devnet.execution import ExecutionServer
@@ -86,11 +86,11 @@ CONTRADICTED = {
     Lie.TRUNCATED: {"root"},
     Lie.FALSE_HEADER: {"hash"},
     Lie.FORGED_BLOCK: {"link"},
-    Lie.RENAMED: set[str](),  # only the transactions root commits to the hashes
+    Lie.RENAMED: {"transactions"},
     Lie.EARLY_FORK: set[str](),
     Lie.LATE_FORK: set[str](),
 }
-"""Which proofs a false picture fails: of a header's hash, of its receipts root, of the link to its parent."""
+"""Which proofs a false picture fails: of a header's hash, its roots of receipts and transactions, the parent's link."""
 
 
 @pytest.mark.parametrize("lie", [None, *PICTURES])
@@ -102,6 +102,10 @@ async def test_a_lie_is_contradicted_by_exactly_these_proofs(world: World, lie: 
     failed = {
         "hash": sum(header_hash(block) != block["hash"] for block in blocks),
         "root": sum(root_of(found) != block["receiptsRoot"] for block, found in zip(blocks, receipts, strict=True)),
+        "transactions": sum(
+            transactions_root(node.call("eth_getBlockByHash", [block["hash"], True])) != block["transactionsRoot"]
+            for block in blocks
+        ),
         "link": sum(after["parentHash"] != before["hash"] for before, after in pairwise(blocks)),
     }
     print(lie, failed)

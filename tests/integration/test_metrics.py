@@ -59,6 +59,7 @@ FULL = Stored(
     notices_waiting=1,
     reports_pending=1,
     events_orphaned=2,
+    quarantine_open=0,
     report_age_s=60.0,
     clock_offset_s=-0.5,
     streams={"logs": StreamFacts(position=90, age_s=4.0, stuck_s=0.0)},

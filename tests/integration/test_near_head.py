@@ -108,7 +108,7 @@ class ByNumber(LogsSource):
     async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
         watched = registry.watched(span)
         found = await self._chain.read_logs(span, watched, None, every=False)
-        return Reading(fold(found.logs, found.times_s, watched), hex_text(found.last.hash))
+        return Reading(fold(found.logs, found.times_s, watched).observations, hex_text(found.last.hash))
 
 
 async def attempt_some(database: Database) -> dict[tuple[str, str], bytes]:

@@ -19,6 +19,7 @@ from vaultevents.config import given
 from vaultevents.core.errors import ConfigError
 from vaultevents.core.sealing import Secret
 from vaultevents.core.signing import new_secret
+from vaultevents.core.units import Address, checksum
 from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.devnet.receivers import GONE, Receivers, Reply, in_turn
 from vaultevents.dispatch.notifier import Notifier, OperatorWebhook
@@ -26,7 +27,7 @@ from vaultevents.dispatch.sender import Sender
 from vaultevents.egress import Guard
 from vaultevents.opening.delivery import operator_webhook
 from vaultevents.store.clock import ServiceClock
-from vaultevents.store.notices import Notice, record
+from vaultevents.store.notices import Notice, OfAddress, record, record_quarantined
 from vaultevents.store.pool import Database
 
 pytestmark = pytest.mark.integration
@@ -144,3 +145,25 @@ def test_a_url_without_a_secret_is_refused_at_the_start() -> None:
     assert "c2hvcnQ" not in str(refused.value)
     found = operator_webhook(given({**values, "operator_secret": SECRET}, "test"))
     assert found is not None and found[0] == "https://ops.example/hook"
+
+
+async def test_of_logs_that_cannot_be_decoded_the_contract_is_named(database: Database, receivers: Receivers) -> None:
+    hook = receivers.hook("operator")
+    hook.secret = SECRET
+    contract = Address(b"\x7a" * 20)
+    async with database.transaction() as connection:
+        await record_quarantined(connection, [OfAddress(contract, 123, 1000)])
+    metrics.taken()
+    with capture_logs() as lines:
+        async with notifying(database, receivers, hook.url):
+            assert await finished(database)
+    assert metrics.taken() == [(("vaultevents_notices", "logs_quarantined"), 1)]
+    (arrival,) = hook.ledger
+    assert arrival.verified
+    body = json.loads(arrival.body)
+    assert (body["type"], body["data"]) == (
+        "logs_quarantined",
+        {"address": checksum(contract), "block": 123, "count": 1000},
+    )
+    assert [(line["event"], line["address"]) for line in lines] == [("logs_quarantined", checksum(contract))]
+    assert "vaultevents quarantine list" in lines[0]["advice"]

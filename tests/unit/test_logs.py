@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from vaultevents.core.errors import UndecodableLog
 from vaultevents.core.events import FundingReceived, WithdrawalClaimed, project
-from vaultevents.core.logs import ETHER_FUNDED, WITHDRAWAL_CLAIMED, Log, bloom_may_hold, bloom_of, fold
+from vaultevents.core.logs import ETHER_FUNDED, WITHDRAWAL_CLAIMED, Folded, Log, bloom_may_hold, bloom_of, fold, owned
 from vaultevents.core.registry import Registry, Vault, VaultSpan, Watched
 from vaultevents.core.units import Address, Hash32
 
@@ -43,21 +42,21 @@ def test_the_topics_are_those_of_the_contracts() -> None:
 
 
 def test_a_vault_funded_twice_in_a_transaction_is_one_observation_with_the_sum() -> None:
-    (seen,) = fold([funded(A, 3, 0), funded(A, 4, 1)], TIMES, watching(A))
+    (seen,) = fold([funded(A, 3, 0), funded(A, 4, 1)], TIMES, watching(A)).observations
     assert seen.payload == FundingReceived(TX, 7, A, 1)  # type: ignore[arg-type]
     assert (seen.address, seen.block, seen.at_ms) == (A, 7, 1_700_000_000_000)
 
 
 def test_positions_count_every_emitter_whoever_is_registered() -> None:
     logs = [funded(X, 9, 0), funded(A, 1, 1), funded(B, 2, 2), funded(A, 5, 3)]
-    everyone = {o.address: o.payload for o in fold(logs, TIMES, watching(X, A, B))}
+    everyone = {o.address: o.payload for o in fold(logs, TIMES, watching(X, A, B)).observations}
     assert everyone == {
         X: FundingReceived(TX, 9, X, 1),  # type: ignore[arg-type]
         A: FundingReceived(TX, 6, A, 2),  # type: ignore[arg-type]
         B: FundingReceived(TX, 2, B, 3),  # type: ignore[arg-type]
     }
     for alone in (A, B, X):
-        (seen,) = fold(logs, TIMES, watching(alone))
+        (seen,) = fold(logs, TIMES, watching(alone)).observations
         assert seen.payload == everyone[alone]
 
 
@@ -66,7 +65,7 @@ def test_three_vaults_in_one_transaction_get_ids_without_suffix_then_2_then_3() 
     ids: dict[Address, str] = {}
     for order in ([A, B, C], [C, B, A], [B], [C, A]):
         vaults = [Vault("acme", f"v{vault.hex()[:2]}", vault, None, (VaultSpan(0),)) for vault in order]
-        for observation in fold(logs, TIMES, watching(*order)):
+        for observation in fold(logs, TIMES, watching(*order)).observations:
             (event,) = project(observation, Registry(1, vaults))
             assert ids.setdefault(observation.address, event.id) == event.id
     plain = "funding_received_acme_0X" + "11" * 32
@@ -75,7 +74,7 @@ def test_three_vaults_in_one_transaction_get_ids_without_suffix_then_2_then_3() 
 
 def test_the_same_vault_in_two_transactions_is_two_observations_in_chain_order() -> None:
     logs = [funded(A, 2, 0, OTHER_TX, block=8), funded(A, 1, 5)]
-    assert [o.payload.amount_wei for o in fold(logs, TIMES, watching(A))] == [1, 2]  # type: ignore[union-attr]
+    assert [o.payload.amount_wei for o in fold(logs, TIMES, watching(A)).observations] == [1, 2]  # type: ignore[union-attr]
 
 
 def test_the_order_in_which_a_node_lists_logs_does_not_matter() -> None:
@@ -87,12 +86,12 @@ def test_the_order_in_which_a_node_lists_logs_does_not_matter() -> None:
 
 
 def test_a_claim_keeps_owner_and_recipient_apart() -> None:
-    (seen,) = fold([claimed(QUEUE, 42, 0)], TIMES, watching(queues=(QUEUE,)))
+    (seen,) = fold([claimed(QUEUE, 42, 0)], TIMES, watching(queues=(QUEUE,))).observations
     assert seen.payload == WithdrawalClaimed(TX, 42, recipient=X, owner=PERSON, amount_wei=5, queue=QUEUE)  # type: ignore[arg-type]
 
 
 def test_a_claim_of_an_unwatched_queue_and_of_a_vault_is_nothing() -> None:
-    assert fold([claimed(X, 42, 0), claimed(A, 1, 1)], TIMES, watching(A, queues=(QUEUE,))) == []
+    assert fold([claimed(X, 42, 0), claimed(A, 1, 1)], TIMES, watching(A, queues=(QUEUE,))) == Folded([], [])
 
 
 @pytest.mark.parametrize(
@@ -103,19 +102,54 @@ def test_a_claim_of_an_unwatched_queue_and_of_a_vault_is_nothing() -> None:
         {"topics": (ETHER_FUNDED, Hash32(bytes(32)))},
     ],
 )
-def test_a_watched_log_of_another_form_stops_the_stream_and_a_foreign_one_does_not(change: dict[str, object]) -> None:
+def test_a_watched_log_of_another_form_is_withheld_and_an_unwatched_log_is_ignored(change: dict[str, object]) -> None:
     odd = replace(funded(A, 1, 0), **change)  # type: ignore[arg-type]
-    with pytest.raises(UndecodableLog, match="nothing was skipped"):
-        fold([odd], TIMES, watching(A))
-    (seen,) = fold([odd, funded(B, 1, 1)], TIMES, watching(B))
-    assert seen.payload.position == 2  # type: ignore[union-attr]
+    folded = fold([odd, funded(B, 1, 1)], TIMES, watching(A, B))
+    assert [entry.log for entry in folded.undecodable] == [odd]
+    assert f"{len(odd.topics)} topics and {len(odd.data)} bytes" in folded.undecodable[0].reason
+    (seen,) = folded.observations
+    assert (seen.address, seen.payload.position) == (B, 2)  # type: ignore[union-attr]
+    assert fold([odd, funded(B, 1, 1)], TIMES, watching(B)) == Folded([seen], [])
 
 
-def test_a_claim_with_dirt_above_an_address_stops_the_stream() -> None:
+def test_a_claim_with_dirt_above_an_address_is_withheld_and_the_others_are_not() -> None:
     good = claimed(QUEUE, 1, 0)
-    dirty = replace(good, topics=(*good.topics[:3], Hash32(b"\x01" * 32)))
-    with pytest.raises(UndecodableLog, match="where an address belongs"):
-        fold([dirty], TIMES, watching(queues=(QUEUE,)))
+    dirty = replace(good, topics=(*good.topics[:3], Hash32(b"\x01" * 32)), log_index=1)
+    folded = fold([dirty, claimed(QUEUE, 2, 2), good], TIMES, watching(queues=(QUEUE,)))
+    assert [seen.payload.request_id for seen in folded.observations] == [1, 2]  # type: ignore[union-attr]
+    (entry,) = folded.undecodable
+    assert entry.log == dirty
+    assert "where an address belongs" in entry.reason
+
+
+def test_a_claim_without_indexed_arguments_is_withheld() -> None:
+    odd = replace(claimed(QUEUE, 1, 0), topics=(WITHDRAWAL_CLAIMED,), data=bytes(128))
+    (entry,) = fold([odd], TIMES, watching(queues=(QUEUE,))).undecodable
+    assert entry.reason == "it has 1 topics and 128 bytes of data, not 4 and 32"
+
+
+@pytest.mark.parametrize("odd_at", [0, 1, 2])
+def test_all_of_a_vault_in_a_transaction_is_withheld_when_one_log_is_undecodable(odd_at: int) -> None:
+    parts = [funded(A, n + 1, 2 * n) for n in range(3)]
+    parts[odd_at] = replace(parts[odd_at], data=b"")
+    others = [funded(B, 5, 1), funded(A, 7, 9, OTHER_TX)]
+    folded = fold([*others, *parts], TIMES, watching(A, B))
+    assert [entry.log for entry in folded.undecodable] == parts
+    known = {entry.reason for at, entry in enumerate(folded.undecodable) if at != odd_at}
+    assert known == {f"log {2 * odd_at} of the same vault in the same transaction cannot be decoded"}
+    assert [(seen.address, seen.payload) for seen in folded.observations] == [
+        (B, FundingReceived(TX, 5, B, 2)),  # type: ignore[arg-type]
+        (A, FundingReceived(OTHER_TX, 7, A, 1)),  # type: ignore[arg-type]
+    ]
+
+
+def test_an_undecodable_log_belongs_to_nobody_outside_of_the_spans_of_its_vault() -> None:
+    vault = Vault("acme", "a", A, QUEUE, (VaultSpan(8),))
+    odd = [replace(funded(A, 1, 0, block=block), data=b"") for block in (7, 8)]
+    claims = [replace(claimed(QUEUE, 1, 1), data=b"", block_number=block) for block in (7, 8)]
+    folded = fold([*odd, *claims], TIMES, watching(A, queues=(QUEUE,)))
+    assert len(folded.undecodable) == 4
+    assert [entry.log for entry in owned(folded.undecodable, Registry(1, [vault]))] == [odd[1], claims[1]]
 
 
 def test_a_bloom_holds_what_was_logged_and_proves_absence() -> None:

@@ -18,11 +18,10 @@ import pytest
 
 from vaultevents.core import merkle, reports
 from vaultevents.core.cid import file_cid
-from vaultevents.core.errors import UndecodableLog
 from vaultevents.core.events import Event, Observation, ReportUpdateAvailable, encode
-from vaultevents.core.logs import REPORT_UPDATED, Log
+from vaultevents.core.logs import REPORT_UPDATED, Log, UndecodableLog
 from vaultevents.core.registry import Owner
-from vaultevents.core.reports import ReportInvalid, ReportLog, decode, observe, read_report
+from vaultevents.core.reports import ReportInvalid, ReportLog, decode, decode_all, observe, read_report
 from vaultevents.core.units import Address, BlockNumber, Hash32, checksum, eth_text, hex_text, parse_address
 
 pytestmark = pytest.mark.unit
@@ -101,6 +100,7 @@ def test_a_published_report_is_decoded() -> None:
 
 def test_a_report_of_no_vault_is_empty_and_one_with_half_of_that_is_not() -> None:
     nothing = decode(published(abi_string(b""), topics=(*published(b"").topics[:3], Hash32(bytes(32)))), 1)
+    assert isinstance(nothing, ReportLog)
     assert nothing.is_empty
     assert not replace(nothing, root=ROOT).is_empty
     assert not replace(nothing, cid=PUBLISHED.cid).is_empty
@@ -127,15 +127,18 @@ CID = PUBLISHED.cid.encode()
         abi_string(b"Qm\n"),
     ],
 )
-def test_data_of_another_form_stops_the_stream(data: bytes) -> None:
-    with pytest.raises(UndecodableLog, match=r"log 3 of 0x0505.* \(block 4000\) .*nothing was skipped"):
-        decode(published(data), 1)
+def test_data_of_another_form_is_withheld(data: bytes) -> None:
+    log = published(data)
+    reason = f"it has {len(data)} bytes that are not one ABI string of printable ASCII"
+    assert decode(log, 1) == UndecodableLog(log, reason)
 
 
 @pytest.mark.parametrize("topics", [(), (REPORT_UPDATED,), (ROOT,) * 4, (REPORT_UPDATED, ROOT, ROOT, ROOT, ROOT)])
-def test_topics_of_another_form_stop_the_stream(topics: tuple[Hash32, ...]) -> None:
-    with pytest.raises(UndecodableLog):
-        decode(published(abi_string(CID), topics=topics), 1)
+def test_topics_of_another_form_are_withheld(topics: tuple[Hash32, ...]) -> None:
+    log = published(abi_string(CID), topics=topics)
+    assert isinstance(decode(log, 1), UndecodableLog)
+    good = published(abi_string(CID))
+    assert decode_all([log, good], {good.block_number: 1}) == ([decode(good, 1)], [decode(log, 1)])
 
 
 # --- the good file ---

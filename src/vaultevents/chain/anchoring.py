@@ -6,7 +6,7 @@ A witness that does not answer stalls nothing; one that answers otherwise stops 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -15,12 +15,15 @@ import structlog
 from vaultevents import metrics
 from vaultevents.chain import wire
 from vaultevents.chain.batches import together
+from vaultevents.chain.beacon import BeaconChain
+from vaultevents.chain.beaconwire import Payload
 from vaultevents.chain.blocks import header_call, read_header
 from vaultevents.chain.endpoints import Endpoints
 from vaultevents.chain.jsonrpc import RpcFailure, RpcNode
+from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import ChainDisagreement, SourceUnavailable
 from vaultevents.core.logs import Header
-from vaultevents.core.units import Hash32, hex_text
+from vaultevents.core.units import hex_text
 
 _log = structlog.get_logger()
 
@@ -28,12 +31,8 @@ IN_USE = "the execution nodes in use"
 _AT_ONCE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """What the beacon chain has of an execution block."""
-
-    number: int
-    hash: Hash32
+LATER_SLOTS = 32
+"""Within so many slots a beacon block names the payload of an earlier one (Gloas)."""
 
 
 class Anchor(Protocol):
@@ -48,6 +47,32 @@ class Anchor(Protocol):
     async def final_payload(self) -> Payload | None:
         """Return the execution payload of the finalized block; None where it cannot be named."""
         ...
+
+
+class BeaconAnchor:
+    """The beacon chain as a witness of execution blocks."""
+
+    name = "the beacon chain"
+
+    def __init__(self, beacon: BeaconChain, time: ChainTime) -> None:
+        self._beacon, self._time = beacon, time
+
+    async def payload_at(self, header: Header) -> Payload | None:
+        if header.timestamp_s <= self._time.genesis_s:
+            return None
+        slot = self._time.slot_at(header.timestamp_s)
+        payload = await self._beacon.payload(slot)
+        if payload is None or payload.number is not None:
+            return payload
+        for later in range(slot + 1, slot + 1 + LATER_SLOTS):  # since Gloas a block names the payload before it
+            payload = await self._beacon.payload(later)
+            if payload is not None:
+                return replace(payload, number=header.number)
+        return None
+
+    async def final_payload(self) -> Payload | None:
+        payload = await self._beacon.payload("finalized")
+        return payload if payload is not None and payload.number is not None else None
 
 
 def disagreement(node: str, header: Header, other: str, others: Header) -> ChainDisagreement:
@@ -89,7 +114,7 @@ async def _anchored(nodes: Endpoints[RpcNode], anchor: Anchor, found: Header) ->
         metrics.node_failure("anchor_silent")
         _log.warning("anchor_silent", node=anchor.name, block=found.number, problem=str(error))
         return found
-    if final is not None and final.number < found.number:
+    if final is not None and final.number is not None and final.number < found.number:
         payload, found = final, await nodes.ask(partial(read_header, number=final.number))
     if payload is not None:
         _compare(anchor, found, payload)

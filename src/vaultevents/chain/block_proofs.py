@@ -13,7 +13,15 @@ from vaultevents.chain.endpoints import Endpoints
 from vaultevents.chain.jsonrpc import RpcNode
 from vaultevents.chain.lines import of_any_machine
 from vaultevents.chain.log_range import LogQuery
-from vaultevents.chain.receipts import BlockLogs, OtherBlock, Wanted, prove_transactions, read_blocks
+from vaultevents.chain.receipts import (
+    BlockLogs,
+    OtherBlock,
+    ReceiptsUnavailable,
+    Wanted,
+    has_receipts,
+    prove_transactions,
+    read_blocks,
+)
 from vaultevents.core.errors import SourceUnavailable
 from vaultevents.core.logs import Header, Log
 from vaultevents.core.spans import Span
@@ -159,3 +167,29 @@ async def prove_range(
         len(blocks),
         sum(block.is_proven for block in blocks),
     )
+
+
+async def oldest_with_receipts(nodes: Endpoints[RpcNode], span: Span) -> int | None:
+    """Find by bisection from which block of `span` on a node gives receipts; None when not even of the last one.
+
+    Nodes keep receipts from some block on (EIP-4444).
+    """
+    if not await _has_receipts(nodes, span.last):
+        return None
+    first, last = span.first, span.last
+    while first < last:
+        middle = (first + last) // 2
+        first, last = (first, middle) if await _has_receipts(nodes, middle) else (middle + 1, last)
+    return last
+
+
+async def _has_receipts(nodes: Endpoints[RpcNode], number: int) -> bool:
+    async def ask(node: RpcNode) -> bool:
+        if not await has_receipts(node, number):
+            raise ReceiptsUnavailable(node.name, f"gives no receipts of block {number}")
+        return True
+
+    try:
+        return await nodes.ask(ask)
+    except SourceUnavailable:
+        return False

@@ -17,13 +17,14 @@ import aiohttp
 from vaultevents import metrics
 from vaultevents.chain import wire, withdrawals
 from vaultevents.chain.anchoring import Anchor, check_blocks, confirm
-from vaultevents.chain.block_proofs import Budget, ProvenRange, ReadOptions, prove_range
+from vaultevents.chain.block_proofs import Budget, ProvenRange, ReadOptions, oldest_with_receipts, prove_range
 from vaultevents.chain.blocks import block_answer, header_call, read_block, read_header, read_linked_headers
 from vaultevents.chain.heads import BEHIND_S, Heads
 from vaultevents.chain.jsonrpc import Answer, Call, Patience, RpcFailure, RpcNode
 from vaultevents.chain.lines import Counters
 from vaultevents.chain.log_range import LogQuery
 from vaultevents.chain.logs import LogRange, read_logs
+from vaultevents.chain.receipts import ReceiptsUnavailable
 from vaultevents.chain.refusals import RangeSize
 from vaultevents.chain.upstream import UpstreamNodes
 from vaultevents.core.errors import ConfigError, InputError, NodeFault, SourceUnavailable
@@ -33,9 +34,10 @@ from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32, checksum, hex_text
 from vaultevents.core.withdrawals import WithdrawalBlock
 
-__all__ = ["ExecutionChain", "ExecutionOptions", "HeadPolicy", "Identity", "LogRange"]
+__all__ = ["Anchor", "ExecutionChain", "ExecutionOptions", "HeadPolicy", "Identity", "LogRange"]
 
 _OLD_STATE = re.compile(r"missing trie|\bstate|prun|histor|archive|available|\bolder\b|header not found", re.IGNORECASE)
+OLDEST_KNOWN_S = 600.0
 FUTURE_S = 60.0
 """So far may a node's head be ahead of the clock."""
 _NEAR_HEAD = re.compile(r"latest-([0-9]{1,6})")
@@ -164,6 +166,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         self._confirmed: Header | None = None
         self._live_budget = Budget(self._options.blooms_per_day)
         self._past_budget = Budget(self._options.blooms_per_day)
+        self._oldest_receipts: tuple[int | None, float] | None = None
         self.anchor = anchor
         super().__init__("execution", urls, self._options.patience, Counters())
 
@@ -306,10 +309,30 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
             return LogRange([], {}, last, parent, {span.last: last})
         read = self._read_options(every=every, final=final, live=live, only=only)
         query = LogQuery(watched, topics_of(watched), frozenset(also))
-        found = await read_logs(self._open, span, query, anchor, read)
+        try:
+            found = await read_logs(self._open, span, query, anchor, read)
+        except ReceiptsUnavailable as error:
+            raise await self._with_oldest(error, span) from None
         if self.anchor is not None and final:
             await self._check_range(self.anchor, found, every_header=read.every_header)
         return found
+
+    async def _with_oldest(self, error: ReceiptsUnavailable, span: Span) -> ReceiptsUnavailable:
+        """The error with the first block from which on the nodes give receipts, which is looked for now and then."""
+        head, now = self._confirmed, time.monotonic()
+        if head is None or span.first >= head.number:
+            return error
+        if self._oldest_receipts is None or now - self._oldest_receipts[1] > OLDEST_KNOWN_S:
+            oldest = await oldest_with_receipts(self._open, Span(span.first, head.number))
+            self._oldest_receipts = (oldest, now)
+        oldest = self._oldest_receipts[0]
+        if oldest is None:
+            return error
+        return ReceiptsUnavailable(
+            error.node,
+            f"{error.problem}; blocks from {oldest} on can be proven: name a node that keeps older receipts in "
+            "execution.urls",
+        )
 
     def _read_options(
         self, *, every: bool = True, final: bool = True, live: bool = False, only: str | None

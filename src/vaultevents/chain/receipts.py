@@ -277,3 +277,12 @@ def _with_hashes(node: RpcNode, block: BlockLogs, answer: Answer) -> BlockLogs:
         return replace(block, is_proven=False)
     logs = (replace(log, tx_hash=hashes[at]) for log, at in zip(block.logs, block.tx_indices, strict=True))
     return replace(block, logs=tuple(logs))
+
+
+async def has_receipts(node: RpcNode, number: int) -> bool:
+    """Test whether a node gives the receipts of a block, or more of them than is read at once."""
+    try:
+        (answer,) = await node.ask([Call("eth_getBlockReceipts", (hex(number),))])
+    except RangeTooLarge:
+        return True
+    return _given(answer) is not None

@@ -30,6 +30,7 @@ COMMANDS = {
     "mfa": "access",
     "report": "report",
     "audit": "audit",
+    "quarantine": "quarantine",
 }
 """The module of each command, in the order of the help."""
 

@@ -104,6 +104,7 @@ def _proof(found: GapProof) -> dict[str, Any]:
         "events": _tally(found.events),
         "reports": None if found.reports is None else _tally(found.reports),
         "facts": found.facts,
+        "undecodable": found.undecodable,
         "facts_digest": found.facts_digest,
         "events_digest": found.events_digest,
         "hashes_rebuilt": found.hashes_rebuilt,
@@ -132,6 +133,8 @@ def _tell_proof(found: GapProof) -> None:
                 say(f"{kind.upper():<11} {one}")
             if (more := tally.counts[kind] - len(tally.shown[kind])) > 0:
                 say(f"            and {more} more")
+    if found.undecodable:
+        say(f"UNDECODABLE {found.undecodable} logs: no event was made of them, see 'vaultevents quarantine list'")
     say(f"facts       {found.facts} logs of the contracts, whoever is registered: {found.facts_digest}")
     say(f"events      digest of what is stored: {found.events_digest}")
     if not found.is_whole:

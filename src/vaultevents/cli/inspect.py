@@ -227,6 +227,8 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         say(f"off         {', '.join(never)}: {setting} is empty")
     if facts.pending_reports:
         say(f"reports     {facts.pending_reports} wait for their files: see 'vaultevents report show'")
+    if facts.quarantine_open:
+        say(f"quarantine  {facts.quarantine_open} logs cannot be decoded: see 'vaultevents quarantine list'")
     if facts.notices_waiting:
         say(f"notices     {facts.notices_waiting} wait to be told: see 'Notices' in docs/operations.md")
 

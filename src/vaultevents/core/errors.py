@@ -9,8 +9,7 @@
     │   ├── DatabaseUnusable       of a newer or altered schema, too old, wrong key
     │   ├── SealBroken             a sealed secret does not open (core/sealing.py)
     │   ├── WrongNetwork           a node of another chain than the one this database is pinned to (E10)
-    │   └── StreamStopped          a stream that must not go on by itself (C8)
-    │       └── UndecodableLog       a log of a watched address that is not of the known form
+    │   └── StreamStopped          a stream that must not go on by itself
     ├── TokenRejected            a request's token that does not authenticate it (core/tokens.py)
     ├── TokenReplayed, StepUpRefused                        a change that may not be made (store/mutations.py)
     ├── WebhookUnknown, VaultsUnknown                       (store/webhooks.py)
@@ -54,11 +53,7 @@ class WrongNetwork(OperatorError):
 
 
 class StreamStopped(OperatorError):
-    """A stream met something that must never be skipped (decisions C8)."""
-
-
-class UndecodableLog(StreamStopped):
-    """A log of a watched address does not have the known number of topics or data length."""
+    """A stream met something that must never be skipped: final data of a validator has changed."""
 
 
 class DatabaseUnavailable(VaulteventsError):

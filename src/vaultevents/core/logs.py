@@ -8,10 +8,9 @@ from functools import lru_cache
 
 from eth_hash.auto import keccak
 
-from vaultevents.core.errors import UndecodableLog
 from vaultevents.core.events import FundingReceived, Observation, WithdrawalClaimed
-from vaultevents.core.registry import Watched
-from vaultevents.core.units import Address, Hash32, Wei, checksum, hex_text
+from vaultevents.core.registry import Owner, Registry, Role, Watched
+from vaultevents.core.units import Address, Hash32, Wei, hex_text
 
 ETHER_FUNDED = Hash32(keccak(b"EtherFunded(uint256)"))
 WITHDRAWAL_CLAIMED = Hash32(keccak(b"WithdrawalClaimed(uint256,address,address,uint256)"))
@@ -49,6 +48,22 @@ class Log:
     tx_hash: Hash32
     log_index: int
     timestamp_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UndecodableLog:
+    """A log of a watched address of which no event can be made, and why, in one sentence."""
+
+    log: Log
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The observations of a span, and the logs that are withheld from them, both in chain order."""
+
+    observations: list[Observation]
+    undecodable: list[UndecodableLog]
 
 
 @lru_cache(maxsize=16384)
@@ -104,16 +119,35 @@ def is_watched(log: Log, watched: Watched) -> bool:
     )
 
 
-def fold(logs: Iterable[Log], times_s: Mapping[int, int], watched: Watched) -> list[Observation]:
-    """The observations of a whole span, in chain order.
+def owners_of(topic: Hash32, address: Address, block: int, registry: Registry) -> list[Owner]:
+    """Return each vault to which a log with this first topic belongs; a log of an oracle concerns all of them."""
+    if topic == REPORT_UPDATED:
+        return registry.registered_at(block)
+    role = Role.VAULT if topic == ETHER_FUNDED else Role.QUEUE
+    return registry.owners(role, address, block, 0)
+
+
+def owned(undecodable: Iterable[UndecodableLog], registry: Registry) -> list[UndecodableLog]:
+    """Keep those logs that belong to a vault at their block: the same ones whatever the span that was read (E12)."""
+    return [
+        entry
+        for entry in undecodable
+        if owners_of(entry.log.topics[0], entry.log.address, entry.log.block_number, registry)
+    ]
+
+
+def fold(logs: Iterable[Log], times_s: Mapping[int, int], watched: Watched) -> Folded:
+    """Derive the observations of a whole span, in chain order.
 
     `logs` are all logs of the two topics in the span, whoever emitted them: the position of a funded vault counts
-    every distinct emitter of its transaction (E3). `times_s` maps the blocks of watched logs to their times.
-    Raises `UndecodableLog` for a watched log of another form (C8).
+    every distinct emitter of its transaction, decodable or not (E3). `times_s` maps the blocks of watched logs to
+    their times. A watched log of another form is withheld (C8). So are all logs of a vault in a transaction where one
+    of them is: a partial sum would be another event than the one that the whole transaction gives later.
     """
     emitters: dict[Hash32, dict[Address, int]] = {}
     funded: dict[tuple[Hash32, Address], list[Log]] = {}
     placed: list[tuple[int, int, Observation]] = []
+    undecodable: list[UndecodableLog] = []
     for log in sorted(logs, key=lambda log: (log.block_number, log.log_index)):
         if log.topics[0] == ETHER_FUNDED:
             order = emitters.setdefault(log.tx_hash, {})
@@ -122,48 +156,62 @@ def fold(logs: Iterable[Log], times_s: Mapping[int, int], watched: Watched) -> l
             continue
         if log.topics[0] == ETHER_FUNDED:
             funded.setdefault((log.tx_hash, log.address), []).append(log)
+        elif (problem := _problem(log)) is not None:
+            undecodable.append(UndecodableLog(log, problem))
         else:
             placed.append((log.block_number, log.log_index, _observation(log, times_s, _claim(log))))
     for (tx_hash, vault), parts in funded.items():
-        amount = Wei(sum(_amount_wei(part, topics=1) for part in parts))
+        if withheld := _withheld(parts):
+            undecodable += withheld
+            continue
+        amount = Wei(sum(_amount_wei(part) for part in parts))
         payload = FundingReceived(tx_hash, amount, vault, emitters[tx_hash][vault])
         first = parts[0]
         placed.append((first.block_number, first.log_index, _observation(first, times_s, payload)))
-    return [observation for *_, observation in sorted(placed, key=lambda place: place[:2])]
+    return Folded(
+        [observation for *_, observation in sorted(placed, key=lambda place: place[:2])],
+        sorted(undecodable, key=lambda entry: (entry.log.block_number, entry.log.log_index)),
+    )
 
 
 def _observation(log: Log, times_s: Mapping[int, int], payload: FundingReceived | WithdrawalClaimed) -> Observation:
     return Observation(log.address, log.block_number, times_s[log.block_number] * 1000, payload)
 
 
+def _withheld(parts: list[Log]) -> list[UndecodableLog]:
+    """All logs of one vault in one transaction when one of them cannot be decoded, else none."""
+    problems = [_problem(part) for part in parts]
+    if not any(problems):
+        return []
+    odd = next(part.log_index for part, problem in zip(parts, problems, strict=True) if problem)
+    return [
+        UndecodableLog(part, problem or f"log {odd} of the same vault in the same transaction cannot be decoded")
+        for part, problem in zip(parts, problems, strict=True)
+    ]
+
+
+def _problem(log: Log) -> str | None:
+    """Say why a log of one of the two topics does not have the known form; None where it has."""
+    expected = 1 if log.topics[0] == ETHER_FUNDED else 4
+    if len(log.topics) != expected or len(log.data) != 32:
+        return f"it has {len(log.topics)} topics and {len(log.data)} bytes of data, not {expected} and 32"
+    for topic in log.topics[2:]:
+        if any(topic[:12]):
+            return f"it has {hex_text(topic)} where an address belongs"
+    return None
+
+
 def _claim(log: Log) -> WithdrawalClaimed:
-    amount = _amount_wei(log, topics=4)
     _, request_id, owner, recipient = log.topics
     return WithdrawalClaimed(
         tx_hash=log.tx_hash,
         request_id=int.from_bytes(request_id),
-        recipient=_topic_address(log, recipient),
-        owner=_topic_address(log, owner),
-        amount_wei=amount,
+        recipient=Address(recipient[12:]),
+        owner=Address(owner[12:]),
+        amount_wei=_amount_wei(log),
         queue=log.address,
     )
 
 
-def _amount_wei(log: Log, topics: int) -> Wei:
-    if len(log.topics) != topics or len(log.data) != 32:
-        raise _undecodable(log, f"has {len(log.topics)} topics and {len(log.data)} bytes, not {topics} and 32")
+def _amount_wei(log: Log) -> Wei:
     return Wei(int.from_bytes(log.data))
-
-
-def _topic_address(log: Log, topic: bytes) -> Address:
-    if any(topic[:12]):
-        raise _undecodable(log, f"has {hex_text(topic)} where an address belongs")
-    return Address(topic[12:])
-
-
-def _undecodable(log: Log, why: str) -> UndecodableLog:
-    return UndecodableLog(
-        f"the log {log.log_index} of {checksum(log.address)} in transaction {hex_text(log.tx_hash)} "
-        f"(block {log.block_number}) {why}: the contract may have been upgraded; nothing was skipped, the stream "
-        "'logs' waits here until a version of vaultevents that knows the new form is installed"
-    )

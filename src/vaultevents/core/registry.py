@@ -131,6 +131,14 @@ class Registry:
                 found.append(Owner(vault.account_id, vault.id, all(span.is_quiet(block, at_ms) for span in spans)))
         return sorted(found)
 
+    def registered_at(self, block: int) -> list[Owner]:
+        """Return each vault that is registered for a block, sorted."""
+        return sorted(
+            Owner(vault.account_id, vault.id)
+            for vault in self.vaults
+            if any(span.covers(block, 0) for span in vault.spans)
+        )
+
     def watched(self, span: Span) -> Watched:
         """The addresses that somebody has registered for a block of `span`."""
         live = [vault for vault in self.vaults if any(own.overlaps(span) for own in vault.spans)]

@@ -16,9 +16,9 @@ from eth_hash.auto import keccak
 
 from vaultevents.core import merkle
 from vaultevents.core.cid import CidUnsupported, matches, parse_cid
-from vaultevents.core.errors import UndecodableLog, VaulteventsError
+from vaultevents.core.errors import VaulteventsError
 from vaultevents.core.events import Observation, ReportUpdateAvailable
-from vaultevents.core.logs import REPORT_UPDATED, Log
+from vaultevents.core.logs import REPORT_UPDATED, Log, UndecodableLog
 from vaultevents.core.units import Address, BlockNumber, Hash32, Wei, checksum, hex_text
 
 UPDATE_VAULT_DATA = keccak(b"updateVaultData(address,uint256,uint256,uint256,uint256,uint256,bytes32[])")[:4]
@@ -59,16 +59,19 @@ class ReportLog:
         return not any(self.root) and not self.cid
 
 
-def decode(log: Log, time_s: int) -> ReportLog:
-    """The report that a log publishes; `time_s` is the time of its block. Raises `UndecodableLog` (C8)."""
+def decode(log: Log, time_s: int) -> ReportLog | UndecodableLog:
+    """Decode the report that a log publishes, if it has the known form; `time_s` is the time of its block (C8)."""
     if len(log.topics) != 4 or log.topics[0] != REPORT_UPDATED:
-        raise _undecodable(log, f"has {len(log.topics)} topics, or not the first one of a published report")
+        return UndecodableLog(log, f"it has {len(log.topics)} topics, or not the first one of a published report")
+    cid = _cid_text(log.data)
+    if cid is None:
+        return UndecodableLog(log, f"it has {len(log.data)} bytes that are not one ABI string of printable ASCII")
     _, timestamp, ref_slot, root = log.topics
     return ReportLog(
         timestamp=int.from_bytes(timestamp),
         ref_slot=int.from_bytes(ref_slot),
         root=root,
-        cid=_cid_text(log),
+        cid=cid,
         block_number=BlockNumber(log.block_number),
         block_time_ms=time_s * 1000,
         tx_hash=log.tx_hash,
@@ -77,22 +80,23 @@ def decode(log: Log, time_s: int) -> ReportLog:
     )
 
 
-def _cid_text(log: Log) -> str:
-    """The one ABI string of the data: offset 0x20, length, printable ASCII, zeros up to a whole word."""
-    size = int.from_bytes(log.data[32:64])
-    text, rest = log.data[64 : 64 + size], log.data[64 + size :]
-    sound = len(log.data) >= 64 and int.from_bytes(log.data[:32]) == 32 and len(text) == size
-    if not sound or len(rest) > 31 or any(rest) or not _CID_TEXT.fullmatch(text):
-        raise _undecodable(log, f"has {len(log.data)} bytes that are not one ABI string of printable ASCII")
-    return text.decode("ascii")
-
-
-def _undecodable(log: Log, why: str) -> UndecodableLog:
-    return UndecodableLog(
-        f"the log {log.log_index} of {checksum(log.address)} in transaction {hex_text(log.tx_hash)} "
-        f"(block {log.block_number}) {why}: the contract may have been upgraded; nothing was skipped, the stream "
-        "waits here until a version of vaultevents that knows the new form is installed"
+def decode_all(logs: Iterable[Log], times_s: Mapping[int, int]) -> tuple[list[ReportLog], list[UndecodableLog]]:
+    """Decode the reports of a span; `times_s` maps its blocks to their times."""
+    decoded = [decode(log, times_s[log.block_number]) for log in logs]
+    return (
+        [report for report in decoded if isinstance(report, ReportLog)],
+        [entry for entry in decoded if isinstance(entry, UndecodableLog)],
     )
+
+
+def _cid_text(data: bytes) -> str | None:
+    """The one ABI string of the data: offset 0x20, length, printable ASCII, zeros up to a whole word."""
+    size = int.from_bytes(data[32:64])
+    text, rest = data[64 : 64 + size], data[64 + size :]
+    sound = len(data) >= 64 and int.from_bytes(data[:32]) == 32 and len(text) == size
+    if not sound or len(rest) > 31 or any(rest) or not _CID_TEXT.fullmatch(text):
+        return None
+    return text.decode("ascii")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ _PAYLOAD_FIELDS = {
 }
 """The fields of a payload and of its header, with their names in an execution block."""
 
-_TRANSACTION = "0x7e"
 _SIGNATURE = "0x" + "00" * 96
 
 
@@ -69,9 +68,9 @@ def signed_block(block: Block, message: dict[str, Any], parent_root: bytes, *, b
 
 
 def payload(block: Block) -> dict[str, Any]:
-    """Return the execution payload, with placeholders of one byte for its transactions."""
+    """Return the execution payload."""
     return _common(block) | {
-        "transactions": [_TRANSACTION] * (0 if block.number == 0 else len(block.transaction_hashes)),
+        "transactions": [hex_data(envelope.encoded()) for envelope in block.envelopes],
         "withdrawals": [
             {
                 "index": str(withdrawal.index),

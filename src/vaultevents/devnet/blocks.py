@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 
-import rlp
-
-from vaultevents.devnet.header import Header, bloom_of, minimal
+from vaultevents.devnet.encoding import rlp_encode, rlp_list
+from vaultevents.devnet.envelopes import DYNAMIC_FEE, Envelope
+from vaultevents.devnet.header import Header, bloom_of
 from vaultevents.devnet.trie import ordered_root
 
 FULL_BLOCK_LOGS = 440
 """Foreign logs that set more than 90 % of a bloom's bits, as a full mainnet block does (go-ethereum#25336)."""
 
 GAS_PER_TRANSACTION = 90_000
-DYNAMIC_FEE = 2
-"""The type of an ordinary transaction (EIP-1559)."""
+DEFAULT_CHAIN_ID = 1337
 
 _PATTERNS = 8
 
@@ -35,15 +35,15 @@ class Log:
 class Transaction:
     """A transaction, its logs, and the addresses of the contracts that it creates.
 
-    The hash does not depend on the block, so the same transaction may be included again after a reorg.
-    `kind` is its type byte (EIP-2718). `receipt_fields` follow the known fields of its receipt, in RLP and in JSON, as
-    `depositNonce` does in receipts of type 0x7e on the OP Stack.
+    The hash is that of the envelope and does not depend on the block, so the same transaction may be included again
+    after a reorg. `receipt_fields` follow the known fields of its receipt, in RLP and in JSON, as `depositNonce` does
+    in receipts of type 0x7e on the OP Stack.
     """
 
+    envelope: Envelope
     hash: bytes
     logs: tuple[Log, ...] = ()
     creates: tuple[bytes, ...] = ()
-    kind: int = DYNAMIC_FEE
     receipt_fields: tuple[tuple[str, int], ...] = ()
 
 
@@ -95,6 +95,12 @@ class Block:
         hashes = [transaction.hash for transaction in self.transactions]
         return [*hashes, filler_hash(self.filler_seed, self.number)] if self.filler_logs else hashes
 
+    @property
+    def envelopes(self) -> list[Envelope]:
+        """What is signed of all transactions, in order."""
+        envelopes = [transaction.envelope for transaction in self.transactions]
+        return [*envelopes, filler_envelope(self.filler_seed, self.number)] if self.filler_logs else envelopes
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedLog:
@@ -112,42 +118,43 @@ def withdrawals_root(withdrawals: tuple[Withdrawal, ...]) -> bytes:
     return ordered_root([_rlp(one) for one in withdrawals])
 
 
+def transactions_root(envelopes: Sequence[Envelope]) -> bytes:
+    """Return the header's commitment to a block's transactions, and so to their hashes."""
+    return ordered_root([envelope.encoded() for envelope in envelopes])
+
+
 def receipts_root(transactions: tuple[Transaction, ...], filler_logs: int, filler_seed: int, number: int) -> bytes:
     """Return the header's commitment to the receipts of a block, all of them successful (EIP-658, EIP-2718)."""
-    receipts = [_receipt(at, transaction) for at, transaction in enumerate(transactions)]
+    receipts = [
+        _receipt(at, transaction.envelope.kind, transaction.logs, transaction.receipt_fields)
+        for at, transaction in enumerate(transactions)
+    ]
     if filler_logs:
         receipts.append(_filler_receipt(len(transactions), filler_seed, number % _PATTERNS, filler_logs))
     return ordered_root(receipts)
 
 
-def _receipt(index: int, transaction: Transaction) -> bytes:
-    bloom = bloom_of(value for log in transaction.logs for value in (log.address, *log.topics)).to_bytes(256)
-    known = (b"\x01", minimal(GAS_PER_TRANSACTION * (index + 1)), bloom)
-    logs = _rlp_list(b"".join(map(_encoded_log, transaction.logs)))
-    later = (minimal(value) for _, value in transaction.receipt_fields)
-    payload = b"".join([*map(rlp.encode, known), logs, *map(rlp.encode, later)])
-    return bytes([transaction.kind]) + _rlp_list(payload)
+def _receipt(index: int, kind: int, logs: tuple[Log, ...], later_fields: tuple[tuple[str, int], ...] = ()) -> bytes:
+    bloom = bloom_of(value for log in logs for value in (log.address, *log.topics)).to_bytes(256)
+    known = (rlp_encode(1), rlp_encode(GAS_PER_TRANSACTION * (index + 1)), rlp_encode(bloom))
+    later = (rlp_encode(value) for _, value in later_fields)
+    receipt = rlp_list([*known, rlp_list([*map(_encoded_log, logs)]), *later])
+    return (bytes([kind]) if kind else b"") + receipt
 
 
 @lru_cache(maxsize=4096)
 def _encoded_log(log: Log) -> bytes:
     """Cached, because a contract may emit the same log many thousand times in one block."""
-    return bytes(rlp.encode([log.address, list(log.topics), log.data]))
-
-
-def _rlp_list(payload: bytes) -> bytes:
-    """Put the header of an RLP list before its encoded items (Yellow Paper, appendix B)."""
-    size = minimal(len(payload))
-    return (bytes([0xC0 + len(payload)]) if len(payload) < 56 else bytes([0xF7 + len(size)]) + size) + payload
+    return rlp_encode([log.address, log.topics, log.data])
 
 
 @lru_cache(maxsize=256)
 def _filler_receipt(index: int, seed: int, pattern: int, count: int) -> bytes:
-    return _receipt(index, Transaction(b"", _pattern(seed, pattern, count)))
+    return _receipt(index, DYNAMIC_FEE, _pattern(seed, pattern, count))
 
 
 def _rlp(one: Withdrawal) -> bytes:
-    return bytes(rlp.encode([minimal(one.index), minimal(one.validator_index), one.address, minimal(one.amount_gwei)]))
+    return rlp_encode([one.index, one.validator_index, one.address, one.amount_gwei])
 
 
 def own_logs(block: Block) -> list[PlacedLog]:
@@ -197,12 +204,12 @@ def _pattern_bloom(seed: int, index: int, count: int) -> int:
     return bloom_of(value for log in _pattern(seed, index, count) for value in (log.address, *log.topics))
 
 
+@lru_cache(maxsize=4096)
 def filler_hash(seed: int, number: int) -> bytes:
-    """The filler transaction of a block: made of the number, so that its receipt is found without an index."""
-    return b"\xf1" + (seed & (2**64 - 1)).to_bytes(23) + number.to_bytes(8)
+    """Return the hash of a block's filler transaction."""
+    return filler_envelope(seed, number).hash()
 
 
-def filler_block_number(seed: int, tx_hash: bytes) -> int | None:
-    """The number in a filler transaction's hash, or None for any other hash."""
-    number = int.from_bytes(tx_hash[-8:])
-    return number if tx_hash == filler_hash(seed, number) else None
+def filler_envelope(seed: int, number: int) -> Envelope:
+    """Return the filler transaction of a block, a function of its number."""
+    return Envelope(DYNAMIC_FEE, DEFAULT_CHAIN_ID, seed, number)

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from random import Random
 
-from eth_hash.auto import keccak
-
 from vaultevents.devnet.blocks import (
-    DYNAMIC_FEE,
+    DEFAULT_CHAIN_ID,
     GAS_PER_TRANSACTION,
     Block,
     Log,
@@ -20,15 +18,17 @@ from vaultevents.devnet.blocks import (
     PlacedLog,
     Transaction,
     Withdrawal,
-    filler_block_number,
     filler_bloom,
+    filler_envelope,
+    filler_hash,
     own_logs,
     receipts_root,
+    transactions_root,
     withdrawals_root,
 )
+from vaultevents.devnet.envelopes import DYNAMIC_FEE, Envelope
 from vaultevents.devnet.hardforks import HARD_FORKS, HardFork, later_fields
 from vaultevents.devnet.header import EMPTY_BLOOM, Header, bloom_of
-from vaultevents.devnet.trie import EMPTY_TRIE_ROOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,12 @@ class Chain:
     """
 
     def __init__(
-        self, seed: int, *, chain_id: int = 1337, genesis_time_s: int = 1_767_225_600, seconds_per_slot: int = 12
+        self,
+        seed: int,
+        *,
+        chain_id: int = DEFAULT_CHAIN_ID,
+        genesis_time_s: int = 1_767_225_600,
+        seconds_per_slot: int = 12,
     ) -> None:
         self.seed = seed
         self.chain_id = chain_id
@@ -85,6 +90,7 @@ class Chain:
         self._transactions: dict[bytes, tuple[Block, int]] = {}
         self._created: dict[bytes, int] = {}
         self._full: list[int] = []
+        self._filler_numbers: dict[bytes, int] = {}
         self._forks: dict[HardFork, int] = {}
         self._logs = _LogIndex()
         self._append((), slot=0, timestamp_s=genesis_time_s)
@@ -124,12 +130,13 @@ class Chain:
     def transaction(self, logs: Iterable[Log], creates: Iterable[bytes] = ()) -> Transaction:
         """A new transaction; its hash is a function of the seed and of how many were made before."""
         self._made += 1
-        tx_hash = keccak(f"{self.seed}/transaction/{self._made}".encode())
-        return Transaction(tx_hash, tuple(logs), tuple(creates), self.transaction_kind, self.receipt_fields)
+        contracts = tuple(creates)
+        envelope = Envelope(self.transaction_kind, self.chain_id, self.seed, self._made, bool(contracts))
+        return Transaction(envelope, envelope.hash(), tuple(logs), contracts, self.receipt_fields)
 
     def included(self, tx_hash: bytes) -> tuple[Block, int] | None:
         """The canonical block of a transaction and the transaction's index in it."""
-        number = filler_block_number(self.seed, tx_hash)
+        number = self._filler_numbers.get(tx_hash)
         if number is None:
             return self._transactions.get(tx_hash)
         block = self.block(number)
@@ -217,13 +224,15 @@ class Chain:
         bits = bloom_of(v for t in transactions for log in t.logs for v in (log.address, *log.topics))
         if filler_logs:
             bits |= filler_bloom(self.seed, number, filler_logs)
-        hashes = b"".join(transaction.hash for transaction in transactions)
+        envelopes = [transaction.envelope for transaction in transactions]
+        if filler_logs:
+            envelopes.append(filler_envelope(self.seed, number))
         next_withdrawal = self.head.next_withdrawal if number else 0
         withdrawals = tuple(Withdrawal(index, *one) for index, one in enumerate(payouts, next_withdrawal))
         header = Header(
             parent_hash=self.head.hash if number else bytes(32),
             state_root=self._rng.randbytes(32),
-            transactions_root=keccak(b"transactions" + hashes) if hashes else EMPTY_TRIE_ROOT,
+            transactions_root=transactions_root(envelopes),
             receipts_root=receipts_root(transactions, filler_logs, self.seed, number),
             logs_bloom=bits.to_bytes(256) if bits else EMPTY_BLOOM,
             number=number,
@@ -251,6 +260,7 @@ class Chain:
         self._by_hash[block.hash] = block
         if block.filler_logs:
             self._full.append(block.number)
+            self._filler_numbers[filler_hash(block.filler_seed, block.number)] = block.number
         for index, transaction in enumerate(block.transactions):
             self._transactions[transaction.hash] = (block, index)
             for address in transaction.creates:

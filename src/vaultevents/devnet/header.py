@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import rlp
 from eth_hash.auto import keccak
 
+from vaultevents.devnet.encoding import rlp_encode
 from vaultevents.devnet.hardforks import HeaderField
 
-EMPTY_UNCLES_HASH = keccak(rlp.encode([]))
+EMPTY_UNCLES_HASH = keccak(rlp_encode([]))
 NO_REQUESTS_HASH = bytes.fromhex("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
 """SHA-256 of nothing: the requests hash of a block without execution requests (EIP-7685)."""
 EMPTY_BLOOM = bytes(256)
@@ -45,7 +45,7 @@ class Header:
 
     def hash(self) -> bytes:
         """Return the Keccak hash of the RLP list of all fields (21 in Prague), in protocol order."""
-        return keccak(rlp.encode([_rlp_item(value) for value in self.fields().values()]))
+        return keccak(rlp_encode(list(self.fields().values())))
 
     def fields(self) -> dict[str, bytes | int]:
         """All header fields in the order in which they are hashed, under their JSON-RPC names."""
@@ -82,15 +82,6 @@ class Header:
 def hex_data(value: bytes) -> str:
     """`0x` and lower-case hex."""
     return "0x" + value.hex()
-
-
-def minimal(number: int) -> bytes:
-    """An integer as RLP takes it: big-endian without leading zeros."""
-    return number.to_bytes((number.bit_length() + 7) // 8)
-
-
-def _rlp_item(value: bytes | int) -> bytes:
-    return value if isinstance(value, bytes) else minimal(value)
 
 
 @lru_cache(maxsize=65536)

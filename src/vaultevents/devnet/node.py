@@ -198,8 +198,8 @@ class Node:
         return log_json(placed, block_timestamp=self.block_timestamp)
 
 
-def _block_or_null(block: Block | None) -> dict[str, Any] | None:
-    return None if block is None else block_json(block)
+def _block_or_null(block: Block | None, params: list[Any]) -> dict[str, Any] | None:
+    return None if block is None else block_json(block, full=params[1:2] == [True])
 
 
 _METHODS: dict[str, Callable[[Node, list[Any]], Any]] = {
@@ -208,8 +208,8 @@ _METHODS: dict[str, Callable[[Node, list[Any]], Any]] = {
     "web3_clientVersion": lambda _node, _: CLIENT_VERSION,
     "eth_syncing": lambda _node, _: False,
     "eth_blockNumber": lambda node, _: hex(node.head),
-    "eth_getBlockByNumber": lambda node, params: _block_or_null(node.block_at(params[0])),
-    "eth_getBlockByHash": lambda node, params: _block_or_null(node.block_of(params[0])),
+    "eth_getBlockByNumber": lambda node, params: _block_or_null(node.block_at(params[0]), params),
+    "eth_getBlockByHash": lambda node, params: _block_or_null(node.block_of(params[0]), params),
     "eth_getBlockReceipts": Node._block_receipts,
     "eth_getTransactionReceipt": Node._receipt,
     "eth_getCode": Node._code,

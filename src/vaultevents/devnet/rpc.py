@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vaultevents.devnet.blocks import GAS_PER_TRANSACTION, Block, PlacedLog, Transaction, Withdrawal
+from vaultevents.devnet.blocks import GAS_PER_TRANSACTION, Block, PlacedLog, Withdrawal
+from vaultevents.devnet.envelopes import DYNAMIC_FEE, GAS_PRICE_WEI, SENDER
 from vaultevents.devnet.header import bloom_of, hex_data
 
 PARSE_ERROR = -32700
@@ -17,7 +18,6 @@ INVALID_PARAMS = -32602
 SERVER_ERROR = -32000
 LIMIT_EXCEEDED = -32005
 
-_SENDER = "0x00000000000000000000000000000000000000aa"
 _QUANTITY = re.compile(r"0x(0|[1-9a-fA-F][0-9a-fA-F]*)")
 
 
@@ -101,16 +101,30 @@ def data(value: object, size: int, what: str) -> bytes:
     return bytes.fromhex(value[2:])
 
 
-def block_json(block: Block) -> dict[str, Any]:
-    """A block with the hashes of its transactions."""
+def block_json(block: Block, *, full: bool = False) -> dict[str, Any]:
+    """A block with the hashes of its transactions, or with all of their fields when `full`."""
+    hashes = [hex_data(tx_hash) for tx_hash in block.transaction_hashes]
     return {
         "hash": hex_data(block.hash),
         **block.header.to_json(),
         "size": hex(800 + 200 * len(block.transactions)),
-        "transactions": [hex_data(tx_hash) for tx_hash in block.transaction_hashes],
+        "transactions": _transactions(block, hashes) if full else hashes,
         "uncles": [],
         "withdrawals": [withdrawal_json(one) for one in block.withdrawals],
     }
+
+
+def _transactions(block: Block, hashes: Sequence[str]) -> list[dict[str, Any]]:
+    return [
+        {
+            **envelope.to_json(),
+            "hash": tx_hash,
+            "blockHash": hex_data(block.hash),
+            "blockNumber": hex(block.number),
+            "transactionIndex": hex(index),
+        }
+        for index, (envelope, tx_hash) in enumerate(zip(block.envelopes, hashes, strict=True))
+    ]
 
 
 def withdrawal_json(withdrawal: Withdrawal) -> dict[str, str]:
@@ -147,22 +161,22 @@ def receipt_json(block: Block, index: int, logs: Iterable[PlacedLog], *, block_t
     logs = list(logs)
     bloom = bloom_of(value for one in logs for value in (one.log.address, *one.log.topics))
     tx_hash = block.transaction_hashes[index]
-    transaction = block.transactions[index] if index < len(block.transactions) else Transaction(tx_hash)
-    creates = transaction.creates
+    transaction = block.transactions[index] if index < len(block.transactions) else None
+    creates = () if transaction is None else transaction.creates
     return {
-        "type": hex(transaction.kind),
+        "type": hex(DYNAMIC_FEE if transaction is None else transaction.envelope.kind),
         "status": "0x1",
         "transactionHash": hex_data(tx_hash),
         "transactionIndex": hex(index),
         "blockHash": hex_data(block.hash),
         "blockNumber": hex(block.number),
-        "from": _SENDER,
-        "to": None if creates else _SENDER,
+        "from": hex_data(SENDER),
+        "to": None if creates else hex_data(SENDER),
         "contractAddress": hex_data(creates[0]) if creates else None,
         "gasUsed": hex(GAS_PER_TRANSACTION),
         "cumulativeGasUsed": hex(GAS_PER_TRANSACTION * (index + 1)),
-        "effectiveGasPrice": hex(10**9),
+        "effectiveGasPrice": hex(GAS_PRICE_WEI),
         "logs": [log_json(one, block_timestamp=block_timestamp) for one in logs],
         "logsBloom": hex_data(bloom.to_bytes(256)),
-        **{name: hex(value) for name, value in transaction.receipt_fields},
+        **{name: hex(value) for name, value in (() if transaction is None else transaction.receipt_fields)},
     }

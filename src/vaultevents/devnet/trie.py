@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import rlp
 from eth_hash.auto import keccak
 
-EMPTY_TRIE_ROOT = keccak(rlp.encode(b""))
+from vaultevents.devnet.encoding import rlp_encode
+
+EMPTY_TRIE_ROOT = keccak(rlp_encode(b""))
 
 _Item = tuple[str, bytes]
 """The rest of a key in hex digits (nibbles), and its value."""
@@ -19,12 +20,12 @@ def ordered_root(values: Sequence[bytes]) -> bytes:
     """The root of the Merkle-Patricia trie that maps the RLP of each position to the value there."""
     if not values:
         return EMPTY_TRIE_ROOT
-    return keccak(rlp.encode(_node([(_key(position), value) for position, value in enumerate(values)])))
+    return keccak(rlp_encode(_node([(_key(position), value) for position, value in enumerate(values)])))
 
 
 @cache
 def _key(position: int) -> str:
-    return bytes(rlp.encode(position.to_bytes((position.bit_length() + 7) // 8))).hex()
+    return rlp_encode(position).hex()
 
 
 def _node(items: list[_Item]) -> list[Any]:
@@ -43,7 +44,7 @@ def _node(items: list[_Item]) -> list[Any]:
 def _reference(items: list[_Item]) -> Any:
     """A node inside another: itself when its RLP is shorter than 32 bytes, else the hash of that."""
     node = _node(items)
-    encoded = rlp.encode(node)
+    encoded = rlp_encode(node)
     return node if len(encoded) < 32 else keccak(encoded)
 
 

@@ -22,6 +22,7 @@ from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.retries import Delivered, Exhausted, Gone, Outcome, Retry, judge
 from vaultevents.core.sealing import Secret
 from vaultevents.core.signing import delivery_headers
+from vaultevents.core.units import checksum
 from vaultevents.dispatch.sender import Sender
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.notices import ClaimedNotice, Kind, claim_notices, finish, forget, postpone
@@ -38,6 +39,7 @@ ADVICE: Final[dict[Kind, str]] = {
     "webhook_disabled": "its owner can switch it on again; nothing is lost",
     "delivery_exhausted": "tell its owner: these events are not sent again, but stay in the event feed",
     "webhook_enabled": "nothing to do: what was parked is being sent",
+    "logs_quarantined": "see 'vaultevents quarantine list': these logs cannot be decoded, their events are withheld",
 }
 
 
@@ -141,6 +143,8 @@ def notice_body(notice: ClaimedNotice) -> bytes:
 
 
 def _facts(notice: ClaimedNotice) -> dict[str, Any]:
+    if notice.address is not None:
+        return {"address": checksum(notice.address), "block": notice.block_number, "count": notice.count}
     return {
         "account_id": notice.account_id,
         "webhook_id": notice.webhook_id,

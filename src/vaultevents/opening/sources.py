@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from vaultevents.chain.anchoring import BeaconAnchor
 from vaultevents.chain.beacon import BeaconChain, BeaconIdentity, BeaconOptions
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity, Reverted
 from vaultevents.chain.ipfs import IpfsClient
@@ -137,6 +138,7 @@ async def open_sources(settings: Settings, database: Database, clock: ServiceClo
         if settings.beacon.urls:
             beacon, time = await stack.enter_async_context(open_beacon(settings, database, clock))
             pools["beacon"] = beacon
+            chain.anchor = BeaconAnchor(beacon, time)
             beacon_poll_s = settings.beacon.poll_interval_s
             discovery = Discovery(beacon, chain, database, time, beacon_poll_s)
             streams += staking_streams(chain, beacon, database, discovery, time, clock.now_s, poll_s=beacon_poll_s)

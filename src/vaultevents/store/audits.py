@@ -89,6 +89,11 @@ async def compare_reports(
     )
 
 
+def place_of_report(block_number: int, log_index: int) -> str:
+    """Name a report in a `Comparison`."""
+    return f"report in block {block_number}, log {log_index}"
+
+
 async def body_digest(connection: Connection, span: Span) -> str:
     """SHA-256, in hex, over what is stored of the two contract events in `span`.
 
@@ -110,16 +115,15 @@ async def body_digest(connection: Connection, span: Span) -> str:
 
 async def stored_blocks(connection: Connection, stream: str, span: Span) -> list[int]:
     """List the blocks of `span` of which something is stored that came from a log of the stream."""
-    if stream == "reports":
-        rows = await connection.fetch(
-            "select distinct block_number from reports where block_number between $1 and $2", *_ends(span)
-        )
-    else:
-        rows = await connection.fetch(
-            "select distinct block_number from events where event_type = any($1) and block_number between $2 and $3",
-            EVENT_TYPES,
-            *_ends(span),
-        )
+    rows = await connection.fetch(
+        "select block_number from quarantined_logs where stream = $1 and block_number between $2 and $3 union"
+        " select block_number from reports where $1 = 'reports' and block_number between $2 and $3 union"
+        " select block_number from events"
+        " where $1 = 'logs' and event_type = any($4) and block_number between $2 and $3",
+        stream,
+        *_ends(span),
+        EVENT_TYPES,
+    )
     return [row["block_number"] for row in rows]
 
 
@@ -150,7 +154,7 @@ def _ids(keys: Collection[_Key]) -> tuple[str, ...]:
 
 
 def _places(keys: Collection[tuple[int, int]]) -> tuple[str, ...]:
-    return tuple(f"report in block {number}, log {index}" for number, index in sorted(keys))
+    return tuple(place_of_report(number, index) for number, index in sorted(keys))
 
 
 def _is_same(row: Any, event: Event) -> bool:

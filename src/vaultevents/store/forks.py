@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from vaultevents.core.events import ENCODING, Event
+from vaultevents.store import quarantine
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection
 
 BlockHash = str
@@ -112,6 +113,7 @@ async def rewind(
         [row["webhook_id"] for row in withdrawn],
         [row["id"] for row in withdrawn],
     )
+    await quarantine.forget_after(connection, stream, to)
     return Rewind(position, to, tuple((row["account_id"], row["id"]) for row in orphaned), len(withdrawn))
 
 

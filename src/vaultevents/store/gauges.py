@@ -12,6 +12,7 @@ from typing import Final
 from vaultevents.metrics import Stored, StreamFacts
 from vaultevents.store.history import APART
 from vaultevents.store.pool import Database
+from vaultevents.store.quarantine import count_open
 
 COUNTED: Final = 10_000
 
@@ -25,11 +26,19 @@ async def read(database: Database, counted: int = COUNTED) -> Stored:
         seen = await connection.fetch(_SEEN, counted, list(APART))
         found = {row["kind"]: (row["seen"], row["estimate"]) for row in seen}
         row = await connection.fetchrow(_GAUGES)
+        quarantine_open = await count_open(connection, COUNTED)
         cursors = await connection.fetch(_CURSORS)
         circuits = await connection.fetch(_NODES)
     streams = {one["stream"]: StreamFacts(one["position"], one["age_s"], one["stuck_s"]) for one in cursors}
     nodes = {(one["upstream"], one["state"]): one["nodes"] for one in circuits}
-    return Stored(deliveries=_by_state(found, counted), clock_offset_s=offset_s, streams=streams, nodes=nodes, **row)
+    return Stored(
+        deliveries=_by_state(found, counted),
+        quarantine_open=quarantine_open,
+        clock_offset_s=offset_s,
+        streams=streams,
+        nodes=nodes,
+        **row,
+    )
 
 
 def _by_state(found: Mapping[str, tuple[int, float]], counted: int) -> dict[str, int]:

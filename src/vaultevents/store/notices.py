@@ -9,11 +9,12 @@ from datetime import datetime
 from typing import Final, Literal
 from uuid import UUID
 
+from vaultevents.core.units import Address
 from vaultevents.store.pool import Connection, Database
 
 KEPT_DAYS: Final = 30
 
-Kind = Literal["webhook_failing", "webhook_disabled", "delivery_exhausted", "webhook_enabled"]
+Kind = Literal["webhook_failing", "webhook_disabled", "delivery_exhausted", "webhook_enabled", "logs_quarantined"]
 Reason = Literal["failing", "gone"]
 
 
@@ -27,8 +28,20 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
+class OfAddress:
+    """Logs of an address cannot be decoded: `count` since its last notice, the first of the newest in `block`."""
+
+    address: Address
+    block: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClaimedNotice:
-    """A notice leased to the caller. `attempt` counts from 1, `count` the deliveries that it speaks of."""
+    """A notice leased to the caller. `attempt` counts from 1, `count` the deliveries or logs that it speaks of.
+
+    `logs_quarantined` has an address and a block; every other kind has an account and a webhook.
+    """
 
     id: UUID
     lease: UUID
@@ -36,8 +49,10 @@ class ClaimedNotice:
     kind: Kind
     reason: Reason | None
     count: int
-    account_id: str
-    webhook_id: str
+    account_id: str | None
+    webhook_id: str | None
+    address: Address | None
+    block_number: int | None
     failures: int
     failing_since: datetime | None
     created_at: datetime
@@ -67,6 +82,15 @@ join webhooks w on w.id = n.webhook_id
 """
 
 
+async def record_quarantined(connection: Connection, found: Sequence[OfAddress]) -> None:
+    """Keep a notice for each address, in the transaction that stores its logs."""
+    await connection.executemany(
+        "insert into notices (kind, address, block_number, count, failures)"
+        " values ('logs_quarantined', $1, $2, least($3::bigint, 2147483647), 0)",
+        [(entry.address, entry.block, entry.count) for entry in found],
+    )
+
+
 async def claim_notices(database: Database, limit: int, lease: UUID, lease_s: float) -> list[ClaimedNotice]:
     """Up to `limit` due notices, oldest first, leased to the caller for `lease_s` seconds; others' are skipped."""
     async with database.transaction() as connection:
@@ -80,9 +104,10 @@ with due as (
     order by due_at limit $1 for update skip locked
 )
 update notices n set lease = $2, attempts = n.attempts + 1, due_at = db_now() + make_interval(secs => $3)
-from due, webhooks w where n.id = due.id and w.id = n.webhook_id
-returning n.id, n.attempts as attempt, n.kind, n.reason, n.count, w.account_id, n.webhook_id, n.failures,
-    n.failing_since, n.created_at
+from due where n.id = due.id
+returning n.id, n.attempts as attempt, n.kind, n.reason, n.count,
+    (select w.account_id from webhooks w where w.id = n.webhook_id) as account_id, n.webhook_id, n.address,
+    n.block_number, n.failures, n.failing_since, n.created_at
 """
 
 

@@ -10,15 +10,17 @@ from typing import Literal
 
 from vaultevents.core.errors import DatabaseUnavailable, InputError
 from vaultevents.core.events import ENCODING, Event
+from vaultevents.core.logs import UndecodableLog
 from vaultevents.core.registry import Registry
 from vaultevents.core.reports import ReportLog
 from vaultevents.core.spans import Span
 from vaultevents.core.webhooks import Webhook, matches
 from vaultevents.store import forks
 from vaultevents.store.accounts import registry
-from vaultevents.store.audits import Comparison, compare_events, compare_reports
-from vaultevents.store.cursors import note_problem, read_through
+from vaultevents.store.audits import Comparison, compare_events, compare_reports, place_of_report
+from vaultevents.store.cursors import EPOCH_STREAMS, note_problem, read_through
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
+from vaultevents.store.quarantine import Changes, synchronize
 from vaultevents.store.reports import add_reports, mark_resolved
 from vaultevents.store.webhooks import active_webhooks
 
@@ -57,6 +59,7 @@ class Committed:
     different: tuple[str, ...] = field(default=())
     near_head: int = 0  # stored otherwise because they were first seen near the head, where blocks may be replaced (C1)
     compared: Comparison | None = None
+    quarantine: Changes = field(default=Changes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +143,14 @@ class Outbox:
         reports: Sequence[ReportLog] = (),
         near: forks.NearBlocks | None = None,
         unverified: int | None = None,
+        quarantined: Sequence[UndecodableLog] = (),
     ) -> Committed | Lost:
         """Stores the events of one span with their deliveries, and `reports` as pending; moves the cursor to `new`.
 
         Only if the cursor is still `old` and the registry still this one; otherwise `Lost` and nothing is written. An
         event that is already stored stays as it is and is never delivered again by this (D13), unless it was orphaned.
-        `near` is what of the span may still be reorganised (C1), `unverified` its first block of an unknown form (C2).
+        `near` is what of the span may still be reorganised (C1), `unverified` its first block of an unknown form (C2);
+        `quarantined` are its logs that cannot be decoded.
         """
         async with self.database.transaction() as connection:
             # keeps registrations and webhook changes out until the end
@@ -163,7 +168,10 @@ class Outbox:
                 await forks.keep(connection, old.stream, old.position, old.anchor, near)
             final = None if near is None else near.final
             stored = await _store(connection, found, state["filter_revision"], deliver=deliver, final=final)
-            return replace(stored, compared=compared)
+            changes = await _quarantine(connection, old, new, found, reports, quarantined)
+            if compared is not None:
+                compared = _without_resolved(compared, changes, found, reports)
+            return replace(stored, compared=compared, quarantine=changes)
 
     async def near_blocks(self, stream: str) -> dict[int, forks.BlockHash]:
         """The hashes of the blocks of a stream that may still be reorganised, as they were read."""
@@ -217,6 +225,47 @@ async def _compare(
     if new.stream == "reports":
         return await compare_reports(connection, span, reports)
     return await compare_events(connection, span, events)
+
+
+async def _quarantine(
+    connection: Connection,
+    old: Cursor,
+    new: Cursor,
+    events: Sequence[Event],
+    reports: Sequence[ReportLog],
+    undecodable: Sequence[UndecodableLog],
+) -> Changes:
+    """What cannot be decoded of a span is stored, and what can be decoded now is resolved."""
+    if new.stream in EPOCH_STREAMS:
+        return Changes()
+    decoded = {
+        *(
+            (event.observation.block, event.observation.address)
+            for event in events
+            if event.observation.block is not None
+        ),
+        *((report.block_number, report.address) for report in reports),
+    }
+    return await synchronize(connection, new.stream, Span(old.position + 1, new.position), undecodable, decoded)
+
+
+def _without_resolved(
+    compared: Comparison, changes: Changes, events: Sequence[Event], reports: Sequence[ReportLog]
+) -> Comparison:
+    """An event that was withheld until now was not missed: no finding of an audit."""
+    late = {
+        *(
+            event.id
+            for event in events
+            if (event.observation.block, event.observation.address) in changes.resolved_places
+        ),
+        *(
+            place_of_report(report.block_number, report.log_index)
+            for report in reports
+            if (report.block_number, report.address) in changes.resolved_places
+        ),
+    }
+    return replace(compared, missing=tuple(name for name in compared.missing if name not in late))
 
 
 async def _store(

@@ -10,6 +10,7 @@ from vaultevents.store import nodes
 from vaultevents.store.deliveries import counts
 from vaultevents.store.nodes import NodeFacts
 from vaultevents.store.pool import Database
+from vaultevents.store.quarantine import count_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class Overview:
     nodes: tuple[NodeFacts, ...]
     orphaned: tuple[OrphanFacts, ...]
     audits: tuple[CursorFacts, ...]
+    quarantine_open: int
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,6 +89,7 @@ async def read(database: Database) -> Overview:
             " where stop is null or position < stop order by stream, kind desc, id"
         )
         known = await nodes.facts(connection)
+        quarantine_open = await count_open(connection)
         orphans = await connection.fetch(
             "select e.account_id, e.id as event_id, e.orphaned_at,"
             " (select count(*) from deliveries d where d.event_seq = e.seq and d.state = 'delivered') as delivered"
@@ -99,6 +102,7 @@ async def read(database: Database) -> Overview:
         deliveries=deliveries,
         cursors=tuple(one for one in facts if one.kind != "audit"),
         audits=tuple(one for one in facts if one.kind == "audit"),
+        quarantine_open=quarantine_open,
         nodes=tuple(known),
         orphaned=tuple(OrphanFacts(**orphan) for orphan in orphans),
     )

@@ -19,9 +19,9 @@ from vaultevents.chain.execution import ExecutionChain
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable
 from vaultevents.core.events import project
 from vaultevents.core.facts import fact_line
-from vaultevents.core.logs import TOPICS, Header, fold
+from vaultevents.core.logs import TOPICS, Header, fold, owned
 from vaultevents.core.registry import Registry
-from vaultevents.core.reports import decode
+from vaultevents.core.reports import decode_all
 from vaultevents.core.spans import Span, next_span
 from vaultevents.core.units import Address, Hash32
 from vaultevents.store.audits import Comparison, body_digest, compare_events, compare_reports
@@ -64,7 +64,8 @@ class GapProof:
     """What was found of `span`, whose last block is `last`.
 
     `facts` counts the logs of the two topics, whoever emitted them, and `facts_digest` is the SHA-256 over their lines
-    (`core/facts.py`). `events_digest` is that over the stored rows of both events (`store/audits.py: body_digest`).
+    (`core/facts.py`). `undecodable` counts the logs of registered addresses that cannot be decoded. `events_digest` is
+    that over the stored rows of both events (`store/audits.py: body_digest`).
     """
 
     span: Span
@@ -72,6 +73,7 @@ class GapProof:
     events: Tally
     reports: Tally | None
     facts: int
+    undecodable: int
     facts_digest: str
     events_digest: str
     hashes_rebuilt: int
@@ -135,7 +137,7 @@ class _Running:
     def __init__(self, registry: Registry, oracles: frozenset[Address]) -> None:
         self._registry, self._oracles = registry, oracles
         self._events, self._reports = Tally(), Tally() if oracles else None
-        self._lines, self._facts = hashlib.sha256(), 0
+        self._lines, self._facts, self._undecodable = hashlib.sha256(), 0, 0
         self._hashes_rebuilt = self._blocks_read = self._roots_rebuilt = 0
 
     async def compare(self, database: Database, span: Span, derived: ProvenRange) -> None:
@@ -147,11 +149,10 @@ class _Running:
         self._facts += len(facts)
         for log in facts:
             self._lines.update(fact_line(log))
-        observations = fold(facts, derived.times_s, self._registry.watched(span))
-        events = [event for observation in observations for event in project(observation, self._registry)]
-        reports = [
-            decode(log, derived.times_s[log.block_number]) for log in derived.logs if log.topics[0] not in TOPICS
-        ]
+        folded = fold(facts, derived.times_s, self._registry.watched(span))
+        events = [event for observation in folded.observations for event in project(observation, self._registry)]
+        reports, others = decode_all((log for log in derived.logs if log.topics[0] not in TOPICS), derived.times_s)
+        self._undecodable += len(owned([*folded.undecodable, *others], self._registry))
         async with database.transaction() as connection:
             if await connection.fetchval("select version from registry") != self._registry.version:
                 raise InputError("vaults were registered or removed during the audit: start it again")
@@ -168,6 +169,7 @@ class _Running:
             self._events,
             self._reports,
             self._facts,
+            self._undecodable,
             self._lines.hexdigest(),
             events_digest,
             self._hashes_rebuilt,

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from vaultevents.chain.execution import ExecutionChain, LogRange
 from vaultevents.core.errors import NodeFault
-from vaultevents.core.logs import Header, fold
+from vaultevents.core.logs import Header, fold, owned
 from vaultevents.core.registry import Registry, Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Hash32, hex_text
@@ -83,13 +83,15 @@ class LogsSource:
         found = await read_watched(self._chain, span, watched, cursor, also, final=not near)
         if final is not None and not watched and span.last > final.number:
             found = await self._links(span, anchor, final)
+        folded = fold(found.logs, found.times_s, watched)
         return Reading(
-            fold(found.logs, found.times_s, watched),
+            folded.observations,
             hex_text(found.last.hash),
             parent=found.parent,
             seen=found.seen,
             near=None if final is None else _near(found.headers, final),
             unverified=found.unverified,
+            quarantined=owned(folded.undecodable, registry),
         )
 
     async def _links(self, span: Span, anchor: Hash32 | None, final: Header) -> LogRange:

@@ -15,9 +15,9 @@ import structlog
 from vaultevents.chain.execution import ExecutionChain, Reverted
 from vaultevents.core.errors import DatabaseUnavailable, InputError, SourceUnavailable
 from vaultevents.core.events import Observation, ReportUpdateAvailable, project
-from vaultevents.core.logs import is_watched
+from vaultevents.core.logs import is_watched, owned
 from vaultevents.core.registry import Registry, Watched
-from vaultevents.core.reports import Report, decode, observe, read_report
+from vaultevents.core.reports import Report, decode_all, observe, read_report
 from vaultevents.core.reverts import revert_reason
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, checksum, hex_text
@@ -51,8 +51,16 @@ class ReportsSource:
     async def read(self, span: Span, cursor: Cursor, registry: Registry, also: Collection[int] = ()) -> Reading:
         watched = Watched(oracles=self._oracles if registry.watched(span) else frozenset())
         found = await read_watched(self._chain, span, watched, cursor, also)
-        reports = [decode(one, found.times_s[one.block_number]) for one in found.logs if is_watched(one, watched)]
-        return Reading((), hex_text(found.last.hash), reports, found.parent, found.seen, unverified=found.unverified)
+        reports, undecodable = decode_all((log for log in found.logs if is_watched(log, watched)), found.times_s)
+        return Reading(
+            (),
+            hex_text(found.last.hash),
+            reports,
+            found.parent,
+            found.seen,
+            quarantined=owned(undecodable, registry),
+            unverified=found.unverified,
+        )
 
 
 class Files(Protocol):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from vaultevents.core.events import Observation
+from vaultevents.core.logs import UndecodableLog
 from vaultevents.core.registry import Registry
 from vaultevents.core.reports import ReportLog
 from vaultevents.core.spans import Span
@@ -19,7 +20,8 @@ class Reading:
     """What a source saw in a span, what the next span must link to, and reports whose files are still to be had.
 
     `parent` is what this span itself links to, where that is known; `seen` counts the records that were read for it;
-    `near` is what of the span may still be reorganised. `unverified` is the first block of a form that is not known.
+    `near` is what of the span may still be reorganised; `quarantined` are the logs that cannot be decoded, and
+    `unverified` is the first block of a form that this version does not know.
     """
 
     observations: Sequence[Observation]
@@ -29,6 +31,7 @@ class Reading:
     seen: int = 0
     near: NearBlocks | None = None
     unverified: int | None = None
+    quarantined: Sequence[UndecodableLog] = ()
 
 
 class Source(Protocol):

@@ -14,9 +14,11 @@ import structlog
 from vaultevents import metrics
 from vaultevents.core.errors import ChainDisagreement, DatabaseUnavailable, NodeFault, SourceUnavailable
 from vaultevents.core.spans import Span
+from vaultevents.core.units import checksum
 from vaultevents.store.audits import Comparison
 from vaultevents.store.forks import Rewind
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
+from vaultevents.store.quarantine import Changes
 from vaultevents.watch.hint import Hint, until
 from vaultevents.watch.reader import Reader
 from vaultevents.watch.source import Forked, Source
@@ -25,6 +27,7 @@ log = structlog.get_logger("watch")
 
 T = TypeVar("T")
 SHOWN_IDS = 20
+SHOWN_ADDRESSES = 20
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -90,9 +93,11 @@ async def advance(reader: Reader, outbox: Outbox, cursor: Cursor, *, deliver: bo
         reports=reading.reports,
         near=reading.near,
         unverified=reading.unverified,
+        quarantined=reading.quarantined,
     )
     if isinstance(outcome, Lost):
         return outcome
+    _log_quarantine(cursor.stream, outcome.quarantine)
     if outcome.compared is not None:
         _tell(cursor.stream, span, outcome.compared)
     elif outcome.different:
@@ -128,6 +133,24 @@ def _tell(stream: str, span: Span, compared: Comparison) -> None:
         if ids:
             metrics.audit_finding(kind, len(ids))
             log.error(event, stream=stream, span=str(span), number=len(ids), ids=ids[:SHOWN_IDS])
+
+
+def _log_quarantine(stream: str, changes: Changes) -> None:
+    """Log and count what a commit has quarantined or resolved, in one line for each address."""
+    for entry in changes.added:
+        metrics.quarantined(stream, entry.logs)
+    for entry in changes.added[:SHOWN_ADDRESSES]:
+        log.warning(
+            "log_quarantined",
+            stream=stream,
+            address=checksum(entry.address),
+            number=entry.logs,
+            block=entry.first.log.block_number,
+            log_index=entry.first.log.log_index,
+            reason=entry.first.reason,
+        )
+    if changes.resolved:
+        log.info("quarantine_resolved", stream=stream, number=changes.resolved)
 
 
 def pauses() -> Iterator[float]:

@@ -1,0 +1,324 @@
+"""Nodes that lie consistently, in every configuration: which events are stored, which are lost, and who is named.
+
+Each cell reads a stream as the daemon does, a backfill and live beside it, from nodes of which some tell one lie in all
+of their methods (`lying_node`). What the outbox has at the end is compared with the chain's own record.
+
+    backfill  the blocks up to the one at which the live cursor began
+    live      the blocks after it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from lying_node import EARLY_FORK, LATE_FORK, STALE_BLOCKS, Lie, LyingServer, branch_of
+from node_troubles import BEGUN, OPTIONS, Story, beacon_of, followed, world_of
+from patience import PATIENCE_S
+from vaultevents.chain.execution import ExecutionChain
+from vaultevents.devnet.beacon import Beacon
+from vaultevents.devnet.beaconapi import BeaconServer
+from vaultevents.devnet.execution import ExecutionServer
+from vaultevents.devnet.world import World
+from vaultevents.store.outbox import Outbox
+from vaultevents.store.pool import Database
+from vaultevents.watch import watcher
+from worlds import rows, whole
+
+pytestmark = pytest.mark.fault
+
+GROWTH = 20
+STALL_S = 3.0
+"""A stream that has not moved for so long, and whose cursor has a problem noted, has stalled."""
+
+TAKES_ANCHOR = "anchor" in inspect.signature(ExecutionChain).parameters
+
+
+class Setup(StrEnum):
+    """Which nodes are configured, in order of preference."""
+
+    LONE = "lone"  # the liar alone
+    PAIR = "pair"  # the liar, then an honest node
+    TRIO = "trio"  # two liars with the same lie, then an honest node
+    LONE_ANCHORED = "lone + anchor"
+    PAIR_ANCHORED = "pair + anchor"
+
+    @property
+    def is_anchored(self) -> bool:
+        return self in (Setup.LONE_ANCHORED, Setup.PAIR_ANCHORED)
+
+    @property
+    def liars(self) -> int:
+        return 2 if self is Setup.TRIO else 1
+
+    @property
+    def honest(self) -> int:
+        return 0 if self in (Setup.LONE, Setup.LONE_ANCHORED) else 1
+
+
+class Result(StrEnum):
+    """How a part of the stream stands at the end."""
+
+    RIGHT = "right"  # nothing wrong is stored and nothing is lost
+    STALLED = "stalled"  # nothing wrong is stored; the cursor waits before what is missing, and says why
+    LOST = "lost"  # the cursor has passed what is missing
+    WRONG = "wrong"  # something is stored that is not in the chain's own record
+
+
+RIGHT, STALLED, LOST, WRONG = Result
+ANY = frozenset(Result)
+"""It cannot be known: one node, consistent in itself, against nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The results that are allowed of each part."""
+
+    backfill: frozenset[Result]
+    live: frozenset[Result]
+
+    @classmethod
+    def of(cls, text: str) -> Cell:
+        """From `right stalled`, alternatives with `|`; one word stands for both parts, `?` for any result."""
+        words = text.split()
+        parts = [ANY if word == "?" else frozenset(map(Result, word.split("|"))) for word in words]
+        return cls(parts[0], parts[-1])
+
+
+_STALLED_LATER = "right|stalled stalled"
+EXPECTED: dict[Lie, tuple[str, str, str, str, str]] = {
+    # backfill and live         lone             pair              trio              lone + anchor    pair + anchor
+    Lie.HIDE:                  ("stalled",       "right",          "right",          "stalled",       "right"),
+    Lie.ZERO_BLOOM:            ("stalled",       "right",          "right",          "stalled",       "right"),
+    Lie.ALTER:                 ("stalled",       "right",          "right",          "stalled",       "right"),
+    Lie.INVENT:                ("stalled",       "right",          "right",          "stalled",       "right"),
+    Lie.UNDECODABLE:           ("stalled",       "right",          "right",          "stalled",       "right"),
+    Lie.TRUNCATED:             ("stalled",       "right",          "right",          "stalled",       "right"),
+    Lie.FALSE_HEADER:          ("stalled",       "right",          "right",          "stalled",       "right"),
+    Lie.FORGED_BLOCK:          ("stalled",       "right",          "right",          "stalled",       "right"),
+    Lie.RENAMED:               ("stalled",       "right",          "right",          "stalled",       "right"),
+    Lie.EARLY_FORK:            ("stalled",       "right|stalled",  "right|stalled",  "stalled",       "right|stalled"),
+    Lie.LATE_FORK:             ("right ?",       _STALLED_LATER,   _STALLED_LATER,   _STALLED_LATER,  "right|stalled"),
+    Lie.STALE:                 ("right",         "right",          "right",          "right",         "right"),
+    Lie.WITHHELD_RECEIPTS:     ("stalled",       "right",          "right",          "stalled",       "right"),
+    Lie.PRUNED_RECEIPTS:       ("stalled right", "right",          "right",          "stalled right", "right"),
+}  # fmt: skip
+
+DISPROVED = frozenset(
+    {
+        *(Lie.HIDE, Lie.ZERO_BLOOM, Lie.ALTER, Lie.INVENT, Lie.UNDECODABLE, Lie.TRUNCATED),
+        *(Lie.FALSE_HEADER, Lie.FORGED_BLOCK),
+    }
+)
+"""Lies that the chain contradicts: the node that tells one is named as faulty."""
+
+FORKS = frozenset({Lie.EARLY_FORK, Lie.LATE_FORK})
+"""Two sides say which chain it is: a stream that stalls names both."""
+
+_ALONE, _WITHOUT_ANCHOR = (Setup.LONE,), (Setup.LONE, Setup.PAIR, Setup.TRIO)
+OPEN: frozenset[tuple[Lie, Setup]] = frozenset(
+    (lie, setup)
+    for lie, setups in {
+        Lie.ZERO_BLOOM: (Setup.PAIR, Setup.TRIO),
+        **dict.fromkeys((Lie.ALTER, Lie.INVENT, Lie.UNDECODABLE, Lie.FALSE_HEADER, Lie.RENAMED), _WITHOUT_ANCHOR),
+        Lie.EARLY_FORK: _WITHOUT_ANCHOR,
+        Lie.LATE_FORK: (Setup.PAIR, Setup.TRIO),
+        **dict.fromkeys((Lie.WITHHELD_RECEIPTS, Lie.PRUNED_RECEIPTS), _ALONE),
+    }.items()
+    for setup in setups
+)
+"""Cells that do not hold yet."""
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "BACKOFF_S", (0.03,))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a cell came to. `faulty` are the nodes that were named as faulty, `problems` why the stream waited."""
+
+    backfill: Result
+    live: Result
+    faulty: frozenset[str]
+    problems: tuple[str, ...]
+
+
+def cells() -> Iterator[Any]:
+    for lie in EXPECTED:
+        for setup in Setup:
+            marks = []
+            if setup.is_anchored and not TAKES_ANCHOR:
+                marks.append(pytest.mark.skip(reason="the execution chain takes no anchor yet"))
+            elif (lie, setup) in OPEN:
+                marks.append(pytest.mark.xfail(reason="this cell does not hold yet"))
+            yield pytest.param(lie, setup, marks=marks, id=f"{lie}-{setup}".replace(" ", ""))
+
+
+@pytest.mark.parametrize(("lie", "setup"), list(cells()))
+async def test_a_lie_in_a_configuration(database: Database, lie: Lie, setup: Setup) -> None:
+    world = world_of(61)
+    expected = Cell.of(EXPECTED[lie][list(Setup).index(setup)])
+    with capture_logs() as lines:
+        names, results = await run_cell(database, world, lie, setup, expected)
+    found = Found(*results, frozenset(faulty_nodes(lines)), tuple(problems_in(lines)))
+    print(f"{lie:18} {setup:14} {found.backfill:8} {found.live:8} faulty={marked(found.faulty, names, setup)}")
+    assert found.backfill in expected.backfill and found.live in expected.live, found
+    assert not found.faulty.intersection(names[setup.liars :]), "an honest node is named as faulty"
+    if lie in DISPROVED:
+        assert found.faulty.intersection(names[: setup.liars]), "the liar is not named"
+    if STALLED in results:
+        assert found.problems, "the stream waits without a reason"
+    if lie in FORKS and STALLED in results and (setup.honest or setup.is_anchored):
+        assert any(names_both_sides(problem, names, setup) for problem in found.problems), found.problems
+
+
+async def run_cell(
+    database: Database, world: World, lie: Lie, setup: Setup, expected: Cell
+) -> tuple[tuple[str, ...], tuple[Result, Result]]:
+    """The names of the nodes, and how the backfill and the live part end."""
+    servers = [LyingServer(world, lie) for _ in range(setup.liars)]
+    servers_then = [ExecutionServer(world.chain) for _ in range(setup.honest)]
+    behind = STALE_BLOCKS if lie is Lie.STALE else 0
+    may_stall = STALLED in expected.backfill | expected.live or (lie, setup) in OPEN
+    async with AsyncExitStack() as stack:
+        anchor = await stack.enter_async_context(beacon_of(world)) if setup.is_anchored else None
+        story = await stack.enter_async_context(
+            followed(database, world, *servers, *servers_then, options=OPTIONS, anchor=anchor)
+        )
+        await story.grow(GROWTH)
+        await story.ending(STALL_S if may_stall else PATIENCE_S, behind)
+        results = await parts(story, behind)
+    return story.names, results
+
+
+async def parts(story: Story, behind: int) -> tuple[Result, Result]:
+    """How the backfill and the live part stand."""
+    world, outbox = story.world, Outbox(story.database)
+    last = whole(world).last - behind
+    stored = await rows(story.database)
+    truth = world.expected(through=world.chain.head.number)
+    early, due = world.expected(through=BEGUN).keys(), world.expected(through=last).keys()
+    live = await outbox.live("logs")
+    assert live is not None
+    backfills = await outbox.backfills("logs")
+    wrong = {key for key, body in stored.items() if truth.get(key) != body}
+    wrong_early = {key for key in wrong if key in early or created_ms(stored[key]) <= begun_ms(world)}
+    missing = due - stored.keys()
+    return (
+        _result(bool(wrong_early), bool(missing & early), bool(backfills)),
+        _result(bool(wrong - wrong_early), bool(missing - early), live.position < last),
+    )
+
+
+def _result(wrong: bool, missing: bool, waits: bool) -> Result:
+    if wrong:
+        return WRONG
+    if missing:
+        return STALLED if waits else LOST
+    return RIGHT
+
+
+def created_ms(body: bytes) -> int:
+    return int(body.rpartition(b'"created_at":')[2].rstrip(b"}"))
+
+
+def begun_ms(world: World) -> int:
+    (block,) = world.chain.blocks(BEGUN, BEGUN)
+    return block.timestamp_s * 1000
+
+
+def faulty_nodes(lines: Sequence[MutableMapping[str, Any]]) -> Iterator[str]:
+    return (line["node"] for line in lines if line["event"] == "node_fault")
+
+
+def problems_in(lines: Sequence[MutableMapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(str(line["problem"]) for line in lines if line["event"] == "stream_waits"))
+
+
+def names_both_sides(problem: str, names: Sequence[str], setup: Setup) -> bool:
+    """Whether a sentence names a liar and, of the others, the honest node or the beacon chain."""
+    liars, others = names[: setup.liars], names[setup.liars :]
+    named_other = any(name in problem for name in others) or (setup.is_anchored and "beacon" in problem.lower())
+    return any(name in problem for name in liars) and named_other
+
+
+def marked(faulty: frozenset[str], names: Sequence[str], setup: Setup) -> list[str]:
+    return [("liar" if at < setup.liars else "HONEST") for at, name in enumerate(names) if name in faulty]
+
+
+async def test_honest_nodes_alone_lose_nothing_and_are_never_named(database: Database) -> None:
+    """The negative control of every cell."""
+    world = world_of(61)
+    with capture_logs() as lines:
+        async with followed(database, world, *(ExecutionServer(world.chain) for _ in range(3))) as story:
+            await story.grow(GROWTH)
+            await story.ending()
+            assert await parts(story, 0) == (RIGHT, RIGHT)
+    assert (list(faulty_nodes(lines)), problems_in(lines)) == ([], [])
+
+
+async def anchored(stack: AsyncExitStack, database: Database, world: World, beacon: BeaconServer) -> Story:
+    """A stream from one honest execution node, anchored by this beacon node."""
+    anchor = await stack.enter_async_context(beacon_of(world, beacon))
+    return await stack.enter_async_context(followed(database, world, ExecutionServer(world.chain), anchor=anchor))
+
+
+@pytest.mark.skipif(not TAKES_ANCHOR, reason="the execution chain takes no anchor yet")
+@pytest.mark.parametrize("behind", [0, 30])
+async def test_an_honest_beacon_chain_holds_up_nothing_also_when_it_is_behind(database: Database, behind: int) -> None:
+    world = world_of(63)
+    with capture_logs() as lines:
+        async with AsyncExitStack() as stack:
+            beacon = BeaconServer(world.beacon, behind=behind)
+            story = await anchored(stack, database, world, beacon)
+            await story.grow(GROWTH)
+            assert (await story.ending()).is_right
+    assert list(faulty_nodes(lines)) == []
+
+
+@pytest.mark.skipif(not TAKES_ANCHOR, reason="the execution chain takes no anchor yet")
+@pytest.mark.parametrize("fork", [EARLY_FORK, LATE_FORK])
+async def test_a_beacon_chain_on_another_fork_stops_the_stream_and_is_named(database: Database, fork: int) -> None:
+    """Which side is right cannot be known, so nothing more is sent, and both are named."""
+    world = world_of(64)
+    branch = branch_of(world, fork)
+    with capture_logs() as lines:
+        async with AsyncExitStack() as stack:
+            story = await anchored(stack, database, world, BeaconServer(Beacon(branch)))
+            await story.grow(GROWTH)
+            await story.ending(STALL_S)
+            assert await story.extra() == 0
+            _, live = await parts(story, 0)
+    assert live is STALLED
+    assert any(story.names[0] in problem and "beacon" in problem.lower() for problem in problems_in(lines))
+
+
+async def test_the_anchor_of_a_cell_is_the_finalized_chain() -> None:
+    world = world_of(65)
+    async with beacon_of(world) as anchor:
+        found = await anchor.payload("finalized")
+        assert found is not None and found.number is not None
+        (block,) = world.chain.blocks(found.number, found.number)
+        assert found.hash == block.hash
+        assert 0 <= whole(world).last - found.number <= 2 * world.beacon.slots_per_epoch
+
+
+@pytest.mark.xfail(reason="altered amounts are still believed")
+async def test_a_node_that_becomes_honest_lets_the_stream_go_on(database: Database) -> None:
+    world = world_of(62)
+    liar = LyingServer(world, Lie.ALTER, since=BEGUN + 10)
+    async with followed(database, world, liar) as story:
+        await asyncio.sleep(0.5)
+        assert await story.extra() == 0
+        liar.be_honest()
+        assert (await story.ending()).is_right
