@@ -15,10 +15,10 @@ from vaultevents.chain.lines import of_any_machine
 from vaultevents.chain.log_range import LogQuery
 from vaultevents.chain.receipts import (
     BlockLogs,
-    OtherBlock,
     ReceiptsUnavailable,
     Wanted,
     has_receipts,
+    other_block,
     prove_transactions,
     read_blocks,
 )
@@ -87,7 +87,7 @@ async def prove_blocks(
         for block in blocks:
             header = known.get(block.header.number)
             if header is not None and header.hash != block.header.hash:
-                raise OtherBlock(node.name, block.header, header.hash)
+                raise other_block(node.name, block.header, header.hash)
         return blocks
 
     async def prove(some: Sequence[Wanted]) -> list[BlockLogs]:
