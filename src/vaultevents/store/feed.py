@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from vaultevents.core.pages import CursorUnknown
 from vaultevents.store.pool import Connection, Database
+from vaultevents.store.sessions import allow
 
 MEND_WITHIN_S: Final = 3600.0
 
@@ -102,6 +103,7 @@ async def mend(database: Database) -> None:
     async with database.transaction() as connection:
         if not await connection.fetchval(_FOREIGN):
             return
+        await allow(connection, MEND_WITHIN_S)
         await connection.execute("lock table feed in exclusive mode")  # another daemon may be at it
         moved = await connection.execute(
             "update events set committed_xid = pg_current_xact_id()"

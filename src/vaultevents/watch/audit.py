@@ -46,8 +46,9 @@ class AuditSource:
 async def follow_audit(source: AuditSource, outbox: Outbox, *, step: int, poll_s: float, blocks_per_s: float) -> None:
     """Audits a stream whose live cursor is there; never ends."""
     step = max(1, min(step, round(blocks_per_s * SPAN_S)))
-    cursor = await begun(source.stream, partial(_begin, source.stream, outbox))
-    await run(source, outbox, cursor, step=step, poll_s=IDLE_POLLS * poll_s, pause_s=1 / blocks_per_s)
+    while True:  # `run` returns when an older copy of the database has no such cursor
+        cursor = await begun(source.stream, partial(_begin, source.stream, outbox))
+        await run(source, outbox, cursor, step=step, poll_s=IDLE_POLLS * poll_s, pause_s=1 / blocks_per_s)
 
 
 async def _begin(stream: str, outbox: Outbox) -> Cursor:
