@@ -1,4 +1,4 @@
-"""A watcher is frozen or cut off inside a commit: another takes over within 10 s, and the first writes nothing (P10)."""
+"""A watcher is frozen or cut off inside a commit: another takes over within 10 s, and the first writes nothing."""
 
 from __future__ import annotations
 

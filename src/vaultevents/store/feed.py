@@ -54,11 +54,10 @@ async def page(
     """The next events after a position; `since_ms` is inclusive, `until_ms` exclusive, both of `created_at`.
 
     Quiet events are among them, orphaned ones are not (C1). Raises `CursorUnknown` for a position of another epoch, or
-    one that this server has not come to: it was restored to an earlier time.
+    one whose event this server does not have: it is, or was made from, an older copy of the database.
     """
     place = await connection.fetchrow(
-        "select epoch, $1::text::xid8 < pg_snapshot_xmax(pg_current_snapshot()) as reached from feed",
-        str(after.xid) if after else "0",
+        _PLACE, account_id, str(after.xid) if after else "0", after.seq if after else None
     )
     if after is not None and (after.epoch != place["epoch"] or not place["reached"]):
         raise CursorUnknown
@@ -76,6 +75,13 @@ async def page(
     ]
 
 
+# An event that came back after a reorganisation has moved on to a later transaction.
+_PLACE = """
+select epoch, $2::text::xid8 < pg_snapshot_xmax(pg_current_snapshot()) and ($3::bigint is null or exists (
+    select from events where account_id = $1 and seq = $3
+        and (committed_xid = $2::text::xid8 or (near_head and committed_xid > $2::text::xid8))
+)) as reached from feed
+"""
 _PAGE = """
 select id, body, committed_xid::text as xid, seq from events
 where account_id = $1 and (committed_xid, seq) > ($3::text::xid8, $4) and orphaned_at is null
