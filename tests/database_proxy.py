@@ -73,8 +73,8 @@ class DatabaseProxy:
             self._writers.add(far)
             silent = self._silent
             await asyncio.gather(_forward(reader, far, silent), _forward(far_reader, writer, silent))
-        except OSError:
-            pass  # the server is away, or one side has ended
+        except (OSError, asyncio.CancelledError):
+            pass  # the server is away, one side has ended, or the proxy ends
         finally:
             for end in (writer, far):
                 if end is not None:

@@ -2,6 +2,7 @@
 
 Arguments: the DSN, the URL of the node, where to stop and how. Where: `idle` between two statements, `copy` while rows
 are copied, `result` while the server sends a large result. How: `freeze` is SIGSTOP, `pause` waits for standard input.
+A last argument `unlimited` leaves out the limits of sessions, as a negative control.
 It prints `inside` before it stops, and a line for each outcome.
 """
 
@@ -21,6 +22,7 @@ from vaultevents.chain.execution import ExecutionChain, HeadPolicy
 from vaultevents.store import outbox as outboxes
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import open_database
+from vaultevents.store.sessions import Limits
 from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.watcher import Advanced, run
 
@@ -102,4 +104,6 @@ async def watch(dsn: str, url: str) -> None:
 if __name__ == "__main__":
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stdout))
     stop_at(sys.argv[3], sys.argv[4])
+    if sys.argv[5:] == ["unlimited"]:
+        Limits.settings = lambda _: {"lock_timeout": "0"}  # type: ignore[method-assign, assignment]
     asyncio.run(watch(sys.argv[1], sys.argv[2]))

@@ -207,8 +207,8 @@ async def test_a_long_outage_of_every_kind_does_not_end_the_daemon(tmp_path: Pat
     with server_in(tmp_path / "server") as address:
         async with opened(address) as database, DatabaseProxy(address) as proxy:
             await add_accounts(database, made.registrations)
-            for one in made.registrations:
-                await add_vault(database, one)
+            for registration in made.registrations:
+                await add_vault(database, registration)
             async with service(tmp_path, made, proxy) as daemon:
                 await until_true(lambda: _is(database, made, made.registrations))
                 for network in ("refusing", "silent"):

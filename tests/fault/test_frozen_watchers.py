@@ -78,10 +78,11 @@ class Victim:
 
 
 @asynccontextmanager
-async def victim(dsn: str, url: str, where: Where, fault: Fault) -> AsyncIterator[Victim]:
+async def victim(dsn: str, url: str, where: Where, fault: Fault, *, limited: bool = True) -> AsyncIterator[Victim]:
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONPATH": os.pathsep.join(sys.path)}
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(PROGRAM), dsn, url, where, "freeze" if fault == "freeze" else "pause"),
+        *(() if limited else ("unlimited",)),
         env=environment,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -183,8 +184,27 @@ async def test_another_replica_takes_over_within_ten_seconds(postgres18: ServerA
 
     done = await asyncio.gather(*(one_round(100 + n, *ROUNDS[n]) for n in range(len(ROUNDS))))
     for kind in TIMES:
-        times = [(one.committed_s, one.registered_s) for one in done if (one.fault, one.where) == kind]
+        times = [(take.committed_s, take.registered_s) for take in done if (take.fault, take.where) == kind]
         longest = [f"{max(column):.1f} s" for column in zip(*times, strict=True)]
         print(f"{kind[0]} in {kind[1]}: {len(times)} rounds, commit ≤ {longest[0]}, webhook ≤ {longest[1]}")
-    in_time = [one for one in done if max(one.committed_s, one.registered_s) <= TAKES_OVER_WITHIN_S]
+    in_time = [take for take in done if max(take.committed_s, take.registered_s) <= TAKES_OVER_WITHIN_S]
     assert len(in_time) == len(ROUNDS) == 20, done
+
+
+async def test_without_limits_a_frozen_watcher_keeps_all_others_out(postgres18: ServerAddress) -> None:
+    """Negative control: sessions as they were before."""
+    made = World(99, events_per_block=2)
+    made.history(20, 40)
+    async with own_database(postgres18) as database, DatabaseProxy(postgres18) as proxy:
+        await register(database, made)
+        (name,) = await values(database, "select current_database()")
+        async with reading(ExecutionServer(made.chain)) as source, serving(made) as url:
+            await open_at(database, made, 0)
+            outbox = Outbox(database)
+            live = await outbox.live("logs")
+            assert live is not None
+            async with victim(proxy.dsn(name), url, "idle", "freeze", limited=False) as frozen:
+                await frozen.says("inside")
+                async with in_background(run(source, outbox, live, step=50, poll_s=0.05)):
+                    await asyncio.sleep(TAKES_OVER_WITHIN_S)
+                    assert await rows(database) == {}

@@ -206,6 +206,10 @@ async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents
             f"grant it CREATE on the database and CREATEROLE, or make the schema '{schema}' for this user and the role "
             "vaultevents_api, granted to this user"
         ) from error
+    except asyncpg.LockNotAvailableError as error:
+        raise DatabaseUnavailable(
+            "another process migrates this database, or holds a lock that a migration needs: wait for it, and start again"
+        ) from error
     except Exception as error:
         problem = translated(error)
         if not isinstance(problem, DatabaseUnavailable):

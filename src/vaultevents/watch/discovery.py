@@ -90,6 +90,7 @@ class Discovery:
         if self._database.losses != self._losses:  # an older copy of the database may lack what was adopted
             self._losses = self._database.losses
             self._met = self._adopted | self._met
+            self._told = ""
         finalized_epoch = await self._beacon.finalized_epoch()
         registry = await load_registry(self._database)
         await self._place_spans(registry)

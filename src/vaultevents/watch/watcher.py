@@ -178,6 +178,8 @@ async def run(
                         return False
                     _log_went_back(cursor, stored)
                     cursor, is_stored = stored, True
+                    if not failures:  # a copy may say what kept it earlier
+                        await outbox.note_problem(cursor, None)
                 outcome = await advance(reader, outbox, cursor, deliver=deliver)
                 # an audit may have been set back
                 is_stored = not (isinstance(outcome, Lost) or (isinstance(outcome, Idle) and cursor.kind == "audit"))
