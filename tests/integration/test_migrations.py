@@ -18,6 +18,7 @@ from vaultevents.core.units import Hash32
 from vaultevents.store import network, pool, status
 from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
 from vaultevents.store.pool import Database, Migration, migrations, open_database
+from vaultevents.store.sessions import Limits
 
 pytestmark = pytest.mark.integration
 
@@ -254,6 +255,18 @@ async def told_apart(target: Mapping[str, Any], schema: str) -> None:
         async with opened.of_account("umbra") as connection:
             assert [row["id"] for row in await connection.fetch("select id from accounts")] == ["umbra"]
         await opened.close()
+
+
+async def test_a_migration_that_waits_for_another_for_too_long_is_a_sentence(
+    any_postgres: ServerAddress, any_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "MIGRATING", Limits(lock_wait_s=0.2))
+    (schema,) = await values(any_database, "select current_schema")
+    async with any_database.transaction() as connection:
+        await connection.execute("select pg_advisory_lock($1, hashtext($2))", pool.MIGRATION_LOCK % 2**31, schema)
+        with pytest.raises(DatabaseUnavailable, match="another process migrates this database"):
+            await reopen(any_postgres, any_database)
+        await connection.execute("select pg_advisory_unlock_all()")
 
 
 async def kill_my_backend(database: Database, connection: pool.Connection) -> None:

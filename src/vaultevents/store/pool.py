@@ -208,7 +208,7 @@ async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents
         ) from error
     except asyncpg.LockNotAvailableError as error:
         raise DatabaseUnavailable(
-            "another process migrates this database, or holds a lock that a migration needs: wait for it, and start again"
+            "another process migrates this database, or holds a lock that a migration needs: wait and start again"
         ) from error
     except Exception as error:
         problem = translated(error)
