@@ -6,7 +6,7 @@
     │   ├── InputError             an argument, an address, an id, a URL
     │   │   ├── CursorUnknown        of a page: altered, foreign, or of another list (core/pages.py)
     │   │   └── JsonMalformed        bytes that are not JSON, or can be read in two ways (core/jsonbody.py)
-    │   ├── DatabaseUnusable       of a newer or altered schema, too old, wrong key
+    │   ├── DatabaseUnusable       of a newer or altered schema, too old, wrong key, no privilege (store/sqlstates.py)
     │   ├── SealBroken             a sealed secret does not open (core/sealing.py)
     │   ├── WrongNetwork           a node of another chain than the one this database is pinned to (E10)
     │   └── StreamStopped          a stream that must not go on by itself

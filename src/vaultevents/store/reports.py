@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from vaultevents.core.errors import InputError
+from vaultevents.core.errors import DatabaseUnavailable, InputError
 from vaultevents.core.reports import ReportLog
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32
@@ -116,13 +116,21 @@ async def give_up_report(database: Database, name: str) -> list[StoredReport]:
     return [_report(row) for row in rows]
 
 
-async def mark_resolved(connection: Connection, report_id: int, vaults: int) -> None:
-    await connection.execute(
+async def mark_resolved(connection: Connection, report_id: int, vaults: int, log: ReportLog | None = None) -> None:
+    """Marks a report, which is still the one of `log`: an older copy of the database may give its id to another.
+
+    Raises `DatabaseUnavailable` where it is not.
+    """
+    marked = await connection.execute(
         "update reports set state = 'resolved', vaults = $2, problem = null, next_attempt_at = null,"
-        " resolved_at = db_now() where id = $1",
+        " resolved_at = db_now() where id = $1 and ($3::bigint is null or (block_number, log_index, root, cid)"
+        " = ($3, $4::integer, $5::bytea, $6::text))",
         report_id,
         vaults,
+        *((None,) * 4 if log is None else (log.block_number, log.log_index, log.root, log.cid)),
     )
+    if marked == "UPDATE 0":
+        raise DatabaseUnavailable("an older copy of the database took over while a report was read: read it again")
 
 
 def _report(row: object) -> StoredReport:

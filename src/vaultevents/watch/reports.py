@@ -113,7 +113,7 @@ class Resolver:
             if self._simulation is not None:
                 await _simulate(self._simulation, stored, {event.observation for event in events})
             outcome = await self._outbox.resolve(
-                stored.id, len(report.vaults), events, registry.version, deliver=deliver
+                stored.id, len(report.vaults), events, registry.version, deliver=deliver, log=stored.log
             )
             if not isinstance(outcome, Lost):
                 return outcome
