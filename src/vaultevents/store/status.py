@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from vaultevents.store import nodes
-from vaultevents.store.deliveries import counts
+from vaultevents.store.deliveries import count_by_state
 from vaultevents.store.nodes import NodeFacts
 from vaultevents.store.pool import Database
 from vaultevents.store.quarantine import count_open
@@ -66,16 +66,20 @@ SHOWN_ORPHANS: Final = 20
 
 
 async def read(database: Database) -> Overview:
-    deliveries = await counts(database)
+    """Read everything in one snapshot. The cost grows with what is pending or set apart, not with what is stored."""
     async with database.transaction() as connection:
+        await connection.execute("set transaction isolation level repeatable read, read only")
+        deliveries = await count_by_state(connection)
         row = await connection.fetchrow(
             "select current_setting('server_version') as server_version,"
             " (select count(*) from accounts) as accounts,"
             " (select count(*) from vault_spans where last_block is null) as vaults,"
             " (select count(*) from webhooks where deleted_at is null) as webhooks,"
-            " (select count(*) from events) as events,"
-            " (select extract(epoch from db_now() - min(created_at))::float8 from deliveries"
-            "  where state = 'scheduled') as oldest_pending_s,"
+            " (select coalesce(sum(difference), 0)::bigint from row_totals where counted = 'events') as events,"
+            # ids of deliveries grow with time: the oldest of a webhook is the first one of its part of the index
+            " (select extract(epoch from db_now() - min(d.created_at))::float8 from webhooks w cross join lateral"
+            "  (select q.delivery_id from queue q where q.webhook_id = w.id order by q.delivery_id limit 1) oldest"
+            "  join deliveries d on d.id = oldest.delivery_id) as oldest_pending_s,"
             " (select count(*) from reports where state = 'pending') as pending_reports,"
             " (select count(*) from notices where finished_at is null) as notices_waiting,"
             " (select count(*) from events where orphaned_at is not null) as orphaned_events,"
