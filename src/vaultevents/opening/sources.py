@@ -19,6 +19,7 @@ from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import ConfigError, InputError, WrongNetwork
 from vaultevents.core.events import EVENT_TYPES, ReportUpdateAvailable
 from vaultevents.core.nodes import Upstream
+from vaultevents.core.trust import guarantee
 from vaultevents.core.units import Address, checksum
 from vaultevents.egress import Guard
 from vaultevents.opening.delivery import url_rules
@@ -160,6 +161,18 @@ def switched_off(settings: Settings) -> dict[str, tuple[str, ...]]:
     elif not settings.contracts.lazy_oracles:
         off["contracts.lazy_oracles"] = (ReportUpdateAvailable.event_type,)
     return off
+
+
+def guarantee_of(settings: Settings) -> str:
+    """What these settings guarantee about the events of contracts (docs/trust.md)."""
+    execution = settings.execution
+    return guarantee(
+        len(execution.urls),
+        anchored=bool(settings.beacon.urls),
+        completeness=execution.completeness,
+        every_header=execution.headers == "every" or execution.completeness == "receipts",
+        final=head_policy(settings).tag == "finalized",
+    )
 
 
 async def locator_problem(settings: Settings, chain: ExecutionChain) -> str | None:

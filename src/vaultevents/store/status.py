@@ -15,7 +15,10 @@ from vaultevents.store.quarantine import count_open
 
 @dataclass(frozen=True, slots=True)
 class CursorFacts:
-    """A live cursor, a backfill or replay that is not done, or an audit."""
+    """A live cursor, a backfill or replay that is not done, or the audit of a node.
+
+    `unverified_from`: since which block headers or receipts have a form that this version does not know.
+    """
 
     stream: str
     kind: str
@@ -25,6 +28,8 @@ class CursorFacts:
     updated_at: datetime
     problem: str | None
     problem_since: datetime | None
+    node: str | None
+    unverified_from: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,8 @@ async def read(database: Database) -> Overview:
             "  (select 1 from cursors where stream = 'validators' and kind = 'live')) as discovery_problem"
         )
         cursors = await connection.fetch(
-            "select stream, kind, first, position, stop, updated_at, problem, problem_since from cursors"
+            "select stream, kind, first, position, stop, updated_at, problem, problem_since, node,"
+            " unverified_from from cursors"
             " where stop is null or position < stop order by stream, kind desc, id"
         )
         known = await nodes.facts(connection)

@@ -34,6 +34,7 @@ log = structlog.get_logger("watch")
 T = TypeVar("T")
 SHOWN_IDS = 20
 SHOWN_ADDRESSES = 20
+UPGRADE = "install a version of vaultevents that knows this fork; until then nodes have to agree on its blocks"
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -104,6 +105,9 @@ async def advance(reader: Reader, outbox: Outbox, cursor: Cursor, *, deliver: bo
     if isinstance(outcome, Lost):
         return outcome
     _log_quarantine(cursor.stream, outcome.quarantine)
+    if reading.unverified is not None:
+        metrics.node_failure("unknown_form")
+        log.error("chain_form_unknown", stream=cursor.stream, since_block=reading.unverified, advice=UPGRADE)
     if outcome.compared is not None:
         _tell(cursor.stream, span, outcome.compared)
     elif outcome.different:
