@@ -324,6 +324,25 @@ async def test_receipts_that_a_node_withholds_are_asked_one_by_one_and_then_of_a
         assert [memory.state for memory in nodes.memories()] == ["closed", "closed"], "it is fine for everything else"
 
 
+@pytest.mark.parametrize("liar_first", [True, False])
+@pytest.mark.parametrize("altered", [True, False])
+async def test_a_false_type_that_nobody_knows_does_not_replace_what_another_node_can_prove(
+    made: World, altered: bool, liar_first: bool
+) -> None:
+    other_data = with_receipts(lambda log: {**log, "data": "0x" + "07" * 32} if altered else log)
+
+    def lie(method: str, result: Any) -> Any:
+        changed = other_data(method, result)
+        is_receipts = method == "eth_getBlockReceipts"
+        return [{**receipt, "type": "0x7e"} for receipt in changed] if is_receipts else changed
+
+    servers = [Hostile(made, lie), ExecutionServer(made.chain)]
+    async with reading(*(servers if liar_first else servers[::-1])) as nodes:
+        found = await nodes.read_logs(SPAN, watched(made), None)
+        assert log_facts(found.logs) == truth(made, SPAN)
+        assert found.unverified is None
+
+
 async def test_the_hash_of_a_transaction_cannot_be_proven_so_a_contradiction_stops_the_stream(made: World) -> None:
     other = with_watched_log(lambda log: {**log, "transactionHash": OTHER_HASH})
     for servers in ([Hostile(made, other)], [Hostile(made, other), ExecutionServer(made.chain)]):
