@@ -15,7 +15,7 @@ from vaultevents.telemetry import redact
 COMMANDS = {
     "init": "operate",
     "run": "operate",
-    "replay": "operate",
+    "replay": "replay",
     "check": "inspect",
     "status": "inspect",
     "demo": "demo",

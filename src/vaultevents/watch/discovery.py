@@ -20,7 +20,7 @@ from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
 from vaultevents.core.registry import Registry
 from vaultevents.core.units import Address
-from vaultevents.core.validators import ValidatorRecord, vault_of
+from vaultevents.core.validators import ValidatorRecord, validators_head, vault_of
 from vaultevents.store.accounts import registry as load_registry
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
@@ -102,6 +102,15 @@ class Discovery:
             await self._refresh(state, vaults)
         if self._met:
             await self._adopt_met(vaults)
+
+    async def covers(self, epoch: int) -> bool:
+        """Whether the stored records have all activations and exits up to `epoch`; the beacon node is not asked."""
+        registry, state = await load_registry(self._database), await read_discovery(self._database)
+        if self._met or state.known_through is None or not registry.vault_addresses() <= state.scanned_vaults:
+            return False
+        final = (await self._chain.final_head()).number
+        placed = all(block > final for block in registry.blocks_without_time())
+        return placed and validators_head(epoch, state.known_through) >= epoch
 
     async def _place_spans(self, registry: Registry) -> None:
         """The times of first and last blocks that have become final since they were registered (E12)."""
