@@ -76,6 +76,7 @@ def final_reports(made: World) -> dict[str, ReportLog]:
             placed.log_index,
         )
         report = decode(log, placed.block.timestamp_s)
+        assert isinstance(report, ReportLog)
         if not report.is_empty:
             found[report.cid] = report
     return found
