@@ -101,9 +101,7 @@ async def test_one_deleted_one_forged_and_one_invented_row_are_found_by_their_id
     deleted, moved, forged = sorted(event_id for _, event_id in contract_events(made))[:3]
     async with database.transaction() as connection:
         await connection.execute("delete from events where id = $1", deleted)
-        await connection.execute(
-            "update events set body = replace(encode(body, 'escape'), '\"1', '\"2')::bytea where id = $1", forged
-        )
+        await connection.execute("update events set body = body || ' '::bytea where id = $1", forged)
         await connection.execute("update events set vault_id = 'another' where id = $1", moved)
         await connection.execute(
             "insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body,"
