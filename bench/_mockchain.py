@@ -18,7 +18,8 @@ from itertools import groupby
 from eth_hash.auto import keccak
 
 from vaultevents.core.logs import ETHER_FUNDED, WITHDRAWAL_CLAIMED
-from vaultevents.devnet.header import EMPTY_UNCLES_HASH, NO_REQUESTS_HASH, bloom_bits, minimal
+from vaultevents.devnet.encoding import minimal
+from vaultevents.devnet.header import EMPTY_UNCLES_HASH, NO_REQUESTS_HASH, bloom_bits
 
 CHAIN_ID = 31337
 GENESIS_S = 1_700_000_000

@@ -21,7 +21,7 @@ from vaultevents.core.signing import new_secret
 from vaultevents.core.units import Address, Hash32, Wei
 from vaultevents.core.webhooks import Webhook
 from vaultevents.store import accounts, cursors, webhooks
-from vaultevents.store.deliveries import Claim, Delivery, Scarce, Settlement, claim, end_leases
+from vaultevents.store.deliveries import Claim, Delivery, Scarce, Settlement, claim, count_by_state, end_leases
 from vaultevents.store.embedded import ServerAddress
 from vaultevents.store.ledger import audit
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
@@ -184,8 +184,10 @@ async def values(database: Database, query: str, *arguments: object) -> list[Any
 
 
 async def states(database: Database) -> dict[str, int]:
-    found = await rows(database, "select state, count(*)::int as n from deliveries group by state")
-    return {row["state"]: row["n"] for row in found}
+    return {row["state"]: row["n"] for row in await rows(database, _BY_STATE)}
+
+
+_BY_STATE = "select state, count(*)::int as n from deliveries group by state"
 
 
 async def deliveries_of(database: Database, webhook_id: str) -> list[str]:
@@ -248,10 +250,16 @@ async def own_database(server: ServerAddress, pool_size: int = 8) -> AsyncIterat
 
 
 async def assert_ledger(database: Database) -> None:
-    """Each event × webhook that matched at fan-out has exactly one delivery, and its state is what was posted."""
+    """Each event × webhook that matched at fan-out has exactly one delivery, and its state is what was posted.
+
+    What `status` counts is what is there.
+    """
     async with database.transaction() as connection:
+        await connection.execute("set transaction isolation level repeatable read")
         problems = await ledger_problems(connection)
+        counted, there = await count_by_state(connection), await connection.fetch(_BY_STATE)
     assert not problems, problems
+    assert counted == {row["state"]: row["n"] for row in there}
 
 
 async def ledger_problems(connection: Connection) -> list[str]:

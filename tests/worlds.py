@@ -63,7 +63,7 @@ class StakingSources:
 
 
 @asynccontextmanager
-async def in_background(endless: Coroutine[object, object, None]) -> AsyncIterator[None]:
+async def in_background(endless: Coroutine[object, object, object]) -> AsyncIterator[None]:
     """Runs what never ends beside the test, which fails if it ended."""
     task = asyncio.create_task(endless)
     try:

@@ -443,8 +443,17 @@ def _sentence(error: ValidationError, name: str, environment: Iterable[str]) -> 
     return f"{subject} {message}" if message.startswith(("should ", "is ")) else f"{subject}: {message}"
 
 
+REMOVED = {
+    "suspicion_share": "blocks with events are proven by their receipts now",
+    "agreement": "every node is asked, and one honest node suffices; see 'ask' and docs/trust.md",
+}
+"""Keys of earlier versions, and what has taken their place."""
+
+
 def _advice(path: Sequence[str]) -> str:
     """Where a key that is not known belongs, or what it may have been meant to be."""
+    if path[-1] in REMOVED:
+        return f"remove it: {REMOVED[path[-1]]}"
     tables, key = _tables(), path[-1]
     if homes := [f"[{table}]" for table, kind in tables.items() if key in kind.model_fields]:
         return f"it belongs under {' or '.join(homes)}"

@@ -49,6 +49,7 @@ from vaultevents.store.apikeys import KeyRing
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
+from vaultevents.store.stalled import end_stalled
 from vaultevents.watch.hint import Hint
 from vaultevents.watch.streams import follow
 from vaultevents.watch.watcher import Advanced
@@ -97,6 +98,7 @@ async def serve(
         keepers = [group.create_task(_keep_server(store))]  # first: every later step may find the server gone
         clock = await service_clock(store.database)
         keepers.append(group.create_task(_keep_time(store.database, clock)))
+        keepers.append(group.create_task(end_stalled(store.database)))
         drained = asyncio.Event()
         observing = group.create_task(_observe(settings, store, clock, scraped, drained)) if scraped else None
         watching = group.create_task(_watch(settings, store, clock, on_advance)) if "watch" in only else None

@@ -58,7 +58,7 @@ NODE_FAILURES: Final = Counted(
     "vaultevents_node_failures",
     "Nodes that could not answer, contradicted themselves or the chain, or were of another network.",
     "kind",
-    ("node_unavailable", "node_fault", "node_of_wrong_network", "chain_disagreement"),
+    ("node_unavailable", "node_fault", "node_of_wrong_network", "chain_disagreement", "anchor_silent", "unknown_form"),
 )
 BLOOMS: Final = Counted(
     "vaultevents_blooms",

@@ -261,3 +261,27 @@ async def test_a_place_that_a_restored_server_has_not_come_to_is_unknown(any_dat
     assert await page(any_database, event.position) == []
     with pytest.raises(CursorUnknown):
         await page(any_database, FeedPosition(event.position.epoch, FAR, 1))
+
+
+async def test_a_place_whose_event_an_older_copy_lacks_is_unknown(any_database: Database) -> None:
+    """The numbers go on from the copy, so a later event may have the place of one that was lost."""
+    await account(any_database)
+    await written(any_database, 1, 2)
+    first, second = await page(any_database)
+    assert await page(any_database, second.position) == []
+    async with any_database.transaction() as connection:
+        await connection.execute("delete from events where id = 'e2'")
+    with pytest.raises(CursorUnknown):
+        await page(any_database, second.position)
+    await written(any_database, 3)
+    assert await ids(any_database, first.position) == ["e3"]
+
+
+async def test_the_place_of_an_event_that_came_back_after_a_reorganisation_is_known(any_database: Database) -> None:
+    await account(any_database)
+    await written(any_database, 1)
+    (event,) = await page(any_database)
+    async with any_database.transaction() as connection:
+        await connection.execute("update events set near_head = true, committed_xid = pg_current_xact_id()")
+    await calm(any_database)
+    assert await ids(any_database, event.position) == ["e1"]

@@ -18,6 +18,7 @@ from vaultevents.core.units import Hash32
 from vaultevents.store import network, pool, status
 from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
 from vaultevents.store.pool import Database, Migration, migrations, open_database
+from vaultevents.store.sessions import Limits
 
 pytestmark = pytest.mark.integration
 
@@ -256,6 +257,18 @@ async def told_apart(target: Mapping[str, Any], schema: str) -> None:
         await opened.close()
 
 
+async def test_a_migration_that_waits_for_another_for_too_long_is_a_sentence(
+    any_postgres: ServerAddress, any_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "MIGRATING", Limits(lock_wait_s=0.2))
+    (schema,) = await values(any_database, "select current_schema")
+    async with any_database.transaction() as connection:
+        await connection.execute("select pg_advisory_lock($1, hashtext($2))", pool.MIGRATION_LOCK % 2**31, schema)
+        with pytest.raises(DatabaseUnavailable, match="another process migrates this database"):
+            await reopen(any_postgres, any_database)
+        await connection.execute("select pg_advisory_unlock_all()")
+
+
 async def kill_my_backend(database: Database, connection: pool.Connection) -> None:
     """Ends the connection from outside and waits until this side knows."""
     pid = connection.get_server_pid()
@@ -303,9 +316,9 @@ async def test_a_deadlock_asks_to_try_again_and_a_mistake_of_ours_stays_what_it_
     with pytest.raises(asyncpg.InterfaceError, match="another operation is in progress"):
         async with any_database.transaction() as connection:
             await asyncio.gather(connection.execute("select pg_sleep(0.1)"), connection.execute("select 2"))
-    with pytest.raises(asyncpg.UndefinedTableError):
+    with pytest.raises(asyncpg.PostgresSyntaxError):
         async with any_database.transaction() as connection:
-            await connection.execute("select * from nowhere")
+            await connection.execute("selekt 1")
     assert not any_database.lost.is_set()
 
 

@@ -32,7 +32,7 @@ from vaultevents.devnet.gateway import Gateway
 from vaultevents.devnet.world import World
 from vaultevents.egress import Guard
 from vaultevents.store import accounts, gauges, outbox, quarantine, status
-from vaultevents.store.cursors import open_audit, open_stream
+from vaultevents.store.cursors import open_audits, open_stream
 from vaultevents.store.notices import claim_notices
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
@@ -135,11 +135,13 @@ async def replayed(stream: Stream, writer: Outbox, first: int, last: int, step: 
 async def audited(stream: Stream, writer: Outbox) -> list[Advanced]:
     """The audit over the whole chain, from its beginning."""
     name = stream.source.stream
-    await open_audit(writer.database, name)
+    assert stream.audit is not None
+    (node,) = stream.audit.nodes
+    await open_audits(writer.database, name, [node])
     async with writer.database.transaction() as connection:
         await connection.execute("update cursors set position = first - 1, anchor = null where kind = 'audit'")
-    source = AuditSource(stream.source, writer, stream.source.head)
-    return await drive(source, writer, await writer.audit(name), 9)
+    source = AuditSource(stream.audit.source, writer, stream.audit.final)
+    return await drive(source, writer, await writer.audit(name, node), 9)
 
 
 def findings(steps: Sequence[Advanced]) -> int:

@@ -25,7 +25,7 @@ from store_stories import (
     values,
     webhook,
 )
-from vaultevents.core.errors import InputError
+from vaultevents.core.errors import DatabaseUnusable, InputError
 from vaultevents.core.sealing import open_sealed
 from vaultevents.devnet.receivers import Receivers
 from vaultevents.store import customers, webhooks
@@ -129,7 +129,7 @@ async def test_the_role_of_the_api_cannot_keep_a_former_secret_alive(any_databas
         "update webhook_secrets set created_at = db_now()",
         "select sealed from webhook_secrets",
     ):
-        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        with pytest.raises(DatabaseUnusable, match="permission denied"):
             async with any_database.of_account("acme") as connection:
                 await connection.execute(statement)
     for overlap_s in (7 * 24 * HOUR_S + 1, -1.0, float("inf"), float("nan"), None):

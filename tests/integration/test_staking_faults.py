@@ -89,7 +89,7 @@ async def test_a_withdrawal_left_out_at_the_end_of_a_span_is_noticed_before_it_c
             cursor = await outbox.begin_replay("withdrawals", Span(epoch, epoch))
             with pytest.raises(NodeFault, match=r"127\.0\.0\.1.*leaves a gap"):
                 await advance(Reader(sources.withdrawals, 1), outbox, cursor)
-            assert await outbox.cursor(cursor.id) == cursor
+            assert await outbox.stored(cursor) == cursor
             assert not await rows(database)
             node.node = whole
             await drive(sources.withdrawals, outbox, cursor, 1)
@@ -231,7 +231,7 @@ class Stream:
 
     def __init__(self, sources: StakingSources, outbox: Outbox) -> None:
         self._sources, self._outbox = sources, outbox
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[object]] = []
 
     async def __aenter__(self) -> Self:
         sources = self._sources

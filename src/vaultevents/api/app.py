@@ -19,7 +19,7 @@ from vaultevents.api.auth import Gate, unavailable
 from vaultevents.api.documentation import describe, page
 from vaultevents.api.handlers import Desk, add_routes
 from vaultevents.api.problems import Invalid, Problem, too_many, validation_failed
-from vaultevents.core.errors import DatabaseUnavailable, VaulteventsError
+from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable, VaulteventsError
 from vaultevents.core.pages import CursorUnknown
 from vaultevents.store.apikeys import KeyRing
 from vaultevents.store.customers import IdempotencyConflict, TooManyWebhooks
@@ -100,7 +100,7 @@ def _problem(error: Exception) -> Problem:
             return too_many("mfa_locked", str(error), seconds or 1)
         case StepUpRefused(reason=reason):
             return Problem(_STEP_UP[reason], str(error))
-        case DatabaseUnavailable():
+        case DatabaseUnavailable() | DatabaseUnusable():
             return unavailable()
     return Problem("internal_error", "something went wrong here; tell the operator the requestId")
 

@@ -21,7 +21,7 @@ from vaultevents import metrics
 from vaultevents.api import problems
 from vaultevents.api.limits import Buckets, Rate, SeenTokens
 from vaultevents.api.problems import Problem, too_many
-from vaultevents.core.errors import DatabaseUnavailable
+from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
 from vaultevents.core.jsonbody import JsonMalformed, parse_json
 from vaultevents.core.rsakeys import load_public_key
 from vaultevents.core.sealing import HashKey, keyed_hash
@@ -126,7 +126,7 @@ class Gate:
     async def _find(self, api_key: str) -> ApiKey | None:
         try:
             await self._ring.fresh()
-        except DatabaseUnavailable:
+        except (DatabaseUnavailable, DatabaseUnusable):
             raise unavailable() from None
         return self._ring.find(keyed_hash(self._hash_key, api_key))
 

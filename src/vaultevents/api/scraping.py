@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from vaultevents import metrics
-from vaultevents.core.errors import DatabaseUnavailable
+from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
 from vaultevents.metrics import Stored
 from vaultevents.store import gauges
 from vaultevents.store.pool import Database
@@ -46,7 +46,7 @@ async def _in_time(asked: Awaitable[T]) -> T | None:
     try:
         async with asyncio.timeout(ANSWERS_WITHIN_S):
             return await asked
-    except (DatabaseUnavailable, TimeoutError):
+    except (DatabaseUnavailable, DatabaseUnusable, TimeoutError):
         return None
 
 

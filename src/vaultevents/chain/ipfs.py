@@ -7,6 +7,7 @@
       └ anything else: the next gateway
 
 A gateway only carries bytes: whether they are the file is decided by `check` alone (decision C6), also for the cache.
+What the file says is not a gateway's business: `check` compares it with the CID and nothing else.
 The gateways are the operator's choice and may be private; where they redirect to is not, and must be public or allowed
 (decision D10). No proxy is taken from the environment and no cookie is kept.
 """
@@ -137,7 +138,8 @@ class IpfsClient:
     async def fetch(self, cid: str, check: Check) -> bytes:
         """The bytes for which `check` returns; from the cache, else from the first gateway that has them.
 
-        Raises `InputError` for a text that cannot be a CID, and `SourceUnavailable` with a reason for each gateway.
+        Raises `InputError` for a text that cannot be a CID, and `SourceUnavailable` with a reason for each gateway:
+        `NodeFault` when any of them gave bytes that are not the file.
         """
         if not _CID.fullmatch(cid):
             raise InputError(f"{cid[:80]!r} is not a CID of letters and digits, so no file can be asked for")
@@ -146,12 +148,21 @@ class IpfsClient:
             content = await asyncio.to_thread(_recall, cached, check, self._limits.file_bytes)
             if content is not None:
                 return content
-        content = await self._gateways.ask(partial(self._from_gateway, cid, check))
+        content = await self._from_gateways(cid, check)
         if cached is not None:
             await asyncio.to_thread(remember, cached, content)
         return content
 
-    async def _from_gateway(self, cid: str, check: Check, gateway: _Gateway) -> bytes:
+    async def _from_gateways(self, cid: str, check: Check) -> bytes:
+        faulty: list[str] = []
+        try:
+            return await self._gateways.ask(partial(self._from_gateway, cid, check, faulty))
+        except SourceUnavailable as error:
+            problem = NodeFault(error.node, error.problem) if faulty else error
+        raise problem  # outside of the handler, as in `_Gateway.get`
+
+    async def _from_gateway(self, cid: str, check: Check, faulty: list[str], gateway: _Gateway) -> bytes:
+        """The checked bytes of one gateway, whose name joins `faulty` when they are not the file."""
         limits = self._limits
         try:
             async with asyncio.timeout(limits.gateway_s):
@@ -162,6 +173,7 @@ class IpfsClient:
         try:
             await asyncio.to_thread(check, content)
         except (ValueError, VaulteventsError) as error:
+            faulty.append(gateway.name)
             reason = f"gives {len(content)} bytes that are not the file: {gateway.scrubbed(str(error))}"
             raise NodeFault(gateway.name, reason) from None
         return content

@@ -15,7 +15,7 @@ from vaultevents.telemetry import redact
 COMMANDS = {
     "init": "operate",
     "run": "operate",
-    "replay": "operate",
+    "replay": "replay",
     "check": "inspect",
     "status": "inspect",
     "demo": "demo",
@@ -96,6 +96,6 @@ def _sentence(problem: VaulteventsError) -> str:
     text = " ".join(str(problem).split())
     if isinstance(problem, SourceUnavailable):
         return f"{text}: see that the node runs, or name another one in execution.urls"
-    if isinstance(problem, DatabaseUnavailable) and text.startswith("lost"):
+    if isinstance(problem, DatabaseUnavailable) and text.startswith(("lost", "the database could not")):
         return f"{text}; nothing is half done: start this again when the database is back"
     return text

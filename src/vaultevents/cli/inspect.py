@@ -20,6 +20,7 @@ from vaultevents.opening.database import open_store, service_clock
 from vaultevents.opening.delivery import check_authority
 from vaultevents.opening.sources import (
     AUDIT_OFF,
+    guarantee_of,
     locator_problem,
     open_beacon,
     open_chain,
@@ -80,6 +81,7 @@ async def _check(settings: Settings) -> list[Finding]:
             if any(node.ok for node in nodes):
                 findings += await _contracts(settings, store.database)
                 findings += [await _beacon_node(settings, url, store.database) for url in settings.beacon.urls]
+            findings.append(Finding("trust", True, guarantee_of(settings)))
             if not settings.execution.audit_blocks_per_s:
                 findings.append(Finding("off", True, AUDIT_OFF))
             findings += [
@@ -172,10 +174,12 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     facts, head = complete(_status(settings))
     number, problem = (head, None) if isinstance(head, int) else (None, head)
     if as_json:
-        put_json({"network": settings.network, **facts.as_dict(), "head": number, "head_problem": problem})
+        heads = {"head": number, "head_problem": problem, "guarantee": guarantee_of(settings)}
+        put_json({"network": settings.network, **facts.as_dict(), **heads})
         return
     say(f"network     {settings.network} (chain {settings.chain_id})")
     say(f"head        {f'unknown: {problem}' if number is None else f'block {number} ({settings.execution.head})'}")
+    say(f"trust       {guarantee_of(settings)}")
     say(f"registered  {facts.accounts} accounts, {facts.vaults} vaults, {facts.webhooks} webhooks")
     say(f"events      {facts.events}")
     say(f"deliveries  {', '.join(f'{n} {state}' for state, n in sorted(facts.deliveries.items())) or 'none'}")
@@ -213,7 +217,10 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     for c in (*facts.cursors, *facts.audits):
         if c.problem is not None:
             since = "" if c.problem_since is None else f" since {c.problem_since.isoformat(timespec='seconds')}"
-            say(f"stalled     {c.stream} ({c.kind}){since}: {c.problem}")
+            of_node = "" if c.node is None else f" of {c.node}"
+            say(f"stalled     {c.stream} ({c.kind}{of_node}){since}: {c.problem}")
+        if c.unverified_from is not None:
+            say(f"UPGRADE     {c.stream} ({c.kind}): the form of blocks from {c.unverified_from} on is not known here")
     if facts.discovery_problem is not None:
         say(f"stalled     validators, withdrawals (not begun yet): {facts.discovery_problem}")
     if facts.rewound_at is not None:
@@ -251,7 +258,7 @@ def audit_line(audit: overview.CursorFacts, cursors: Iterable[overview.CursorFac
     left = live - audit.position
     begun = audit.position >= audit.first
     read = f"blocks {audit.first} to {audit.position} were" if begun else "nothing was"
-    told = f"{audit.stream}: {read} read again"
+    told = f"{audit.stream} at {audit.node}: {read} asked for again"
     if not blocks_per_s:
         return f"{told}, {left} blocks were not: it is off (execution.audit_blocks_per_s)"
     if begun and left <= FOLLOWS_WITHIN:

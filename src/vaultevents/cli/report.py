@@ -12,15 +12,24 @@ import typer
 from vaultevents.chain.ipfs import remember
 from vaultevents.cli.console import ConfigOption, JsonOption, complete, put_json, put_table, say, settings_of
 from vaultevents.config import Settings
-from vaultevents.core.errors import InputError, VaulteventsError
-from vaultevents.core.reports import MAX_FILE_BYTES, Report, ReportInvalid, read_report
+from vaultevents.core.errors import InputError, OperatorError, SourceUnavailable, VaulteventsError
+from vaultevents.core.reports import (
+    ADVICE,
+    MAX_FILE_BYTES,
+    FailureKind,
+    Report,
+    ReportInvalid,
+    ReportUndecodable,
+    check_file,
+    failure_kind,
+)
 from vaultevents.core.units import checksum, eth_text, hex_text
 from vaultevents.opening.database import open_store
 from vaultevents.opening.sources import open_files, report_cache
 from vaultevents.store import reports
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.reports import StoredReport
-from vaultevents.watch.reports import Resolver
+from vaultevents.watch.reports import Resolver, read_published
 
 report = typer.Typer(help="Oracle reports: files, proofs, calldata.", no_args_is_help=True)
 
@@ -38,12 +47,21 @@ def report_show(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the newest reports, or show one with the vaults and the calldata that are in it."""
+    """List the newest reports, or show one with the vaults and the calldata that are in it.
+
+    Where its file cannot be had or read it says why, whose fault that is and what to do; the exit code is then 1.
+    """
     settings = settings_of(config)
     if name is None:
         _list(complete(_find(settings, None)), as_json=as_json)
         return
     stored, verified = complete(_verified(settings, name))
+    if isinstance(verified, Failed):
+        if as_json:
+            put_json({**_facts(stored, verified), "vaults": None})
+        else:
+            _put_facts(_facts(stored, verified))
+        raise verified.as_error(stored)
     vaults = [
         {
             "vault": checksum(leaf.vault),
@@ -58,8 +76,7 @@ def report_show(
     if as_json:
         put_json({**_facts(stored), "vaults": vaults})
         return
-    for key, value in _facts(stored).items():
-        say(f"{key:12}{value}")
+    _put_facts(_facts(stored))
     for vault in vaults:
         say("")
         for key, text in vault.items():
@@ -71,6 +88,8 @@ def report_verify(name: NameArgument, config: ConfigOption = None, as_json: Json
     """Fetch a report's file and prove it: its CID, its root, and the proof of every vault."""
     settings = settings_of(config)
     stored, verified = complete(_verified(settings, name))
+    if isinstance(verified, Failed):
+        raise verified.as_error(stored)
     for vault in verified.vaults:
         verified.calldata(vault)
     if as_json:
@@ -121,14 +140,41 @@ def _list(found: list[StoredReport], *, as_json: bool) -> None:
         put_json({"reports": [_facts(one) for one in found]})
         return
     rows = [
-        (one.log.timestamp, one.log.block_number, one.log.cid, one.state, one.vaults, one.attempts, one.problem)
+        (
+            one.log.timestamp,
+            one.log.block_number,
+            one.log.cid,
+            one.state,
+            one.vaults,
+            one.attempts,
+            one.failure,
+            one.problem,
+        )
         for one in found
     ]
-    columns = ("timestamp", "block", "cid", "state", "vaults", "attempts", "problem")
+    columns = ("timestamp", "block", "cid", "state", "vaults", "attempts", "failure", "problem")
     put_table(columns, rows, "no report has been seen yet")
 
 
-def _facts(one: StoredReport) -> dict[str, object]:
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why the file of a report cannot be had or read."""
+
+    kind: FailureKind
+    problem: str
+
+    def as_error(self, stored: StoredReport) -> OperatorError:
+        return OperatorError(f"report {stored.log.timestamp} ({stored.log.cid}): {self.problem}: {ADVICE[self.kind]}")
+
+
+def _put_facts(facts: dict[str, object]) -> None:
+    for key, value in facts.items():
+        say(f"{key:12}{'-' if value is None else value}")
+
+
+def _facts(one: StoredReport, failed: Failed | None = None) -> dict[str, object]:
+    """What is stored of a report; the failure is that of the present attempt, else that of the last one."""
+    kind, problem = (one.failure, one.problem) if failed is None else (failed.kind, failed.problem)
     return {
         "timestamp": str(one.log.timestamp),
         "refSlot": str(one.log.ref_slot),
@@ -137,7 +183,9 @@ def _facts(one: StoredReport) -> dict[str, object]:
         "root": hex_text(one.log.root),
         "cid": one.log.cid,
         "state": one.state,
-        "problem": one.problem,
+        "failure": kind,
+        "problem": problem,
+        "advice": None if kind is None else ADVICE[kind],
     }
 
 
@@ -146,7 +194,7 @@ async def _find(settings: Settings, name: str | None) -> list[StoredReport]:
         return await reports.find_reports(store.database, name)
 
 
-async def _verified(settings: Settings, name: str) -> tuple[StoredReport, Report]:
+async def _verified(settings: Settings, name: str) -> tuple[StoredReport, Report | Failed]:
     async with open_store(settings) as store, open_files(settings) as files:
         found = await reports.find_reports(store.database, name)
         if not found:
@@ -154,9 +202,10 @@ async def _verified(settings: Settings, name: str) -> tuple[StoredReport, Report
         stored = found[0]
         if stored.log.is_empty:
             raise InputError(f"report {stored.log.timestamp} has no file: no vault was connected then")
-        verified: list[Report] = []
-        await files.fetch(stored.log.cid, lambda content: verified.append(read_report(content, stored.log)))
-        return stored, verified[-1]
+        try:
+            return stored, await read_published(files, stored.log)
+        except (SourceUnavailable, ReportInvalid) as error:
+            return stored, Failed(failure_kind(error), str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +223,23 @@ async def _import(settings: Settings, content: bytes) -> list[StoredReport]:
     async with open_store(settings) as store:
         pending = [one for one in await reports.find_reports(store.database) if one.state in ("pending", "given_up")]
         problems: list[VaulteventsError] = []
+        undecodable: list[OperatorError] = []
         done = []
         for one in pending:
             try:
-                read_report(content, one.log)
+                check_file(content, one.log)
             except ReportInvalid as problem:
                 problems.append(problem)
                 continue
-            await Resolver(Outbox(store.database), InHand(content), 1.0).resolve(one)
             remember(report_cache(settings) / one.log.cid, content)  # a vault that is added later needs it again
+            try:
+                await Resolver(Outbox(store.database), InHand(content), 1.0).resolve(one)
+            except ReportUndecodable as problem:
+                undecodable.append(Failed("undecodable", str(problem)).as_error(one))
+                continue
             done.append(one)
+    if undecodable:
+        raise undecodable[0]
     if not done:
         why = f" ({problems[0]})" if len(problems) == 1 else ""
         raise InputError(f"this is not the file of any of the {len(pending)} pending reports{why}")

@@ -6,7 +6,7 @@
     │   ├── InputError             an argument, an address, an id, a URL
     │   │   ├── CursorUnknown        of a page: altered, foreign, or of another list (core/pages.py)
     │   │   └── JsonMalformed        bytes that are not JSON, or can be read in two ways (core/jsonbody.py)
-    │   ├── DatabaseUnusable       of a newer or altered schema, too old, wrong key
+    │   ├── DatabaseUnusable       of a newer or altered schema, too old, wrong key, no privilege (store/sqlstates.py)
     │   ├── SealBroken             a sealed secret does not open (core/sealing.py)
     │   ├── WrongNetwork           a node of another chain than the one this database is pinned to (E10)
     │   └── StreamStopped          a stream that must not go on by itself
@@ -14,7 +14,9 @@
     ├── TokenReplayed, StepUpRefused                        a change that may not be made (store/mutations.py)
     ├── WebhookUnknown, VaultsUnknown                       (store/webhooks.py)
     ├── TooManyWebhooks, IdempotencyConflict                (store/customers.py)
-    ├── ReportInvalid            bytes that are not the file of a report (core/reports.py)
+    ├── ReportInvalid            bytes of which nothing can be made for a report (core/reports.py)
+    │   ├── NotTheFile             they are not those of the event's CID: the fault of who gave them
+    │   └── ReportUndecodable      they are, or the CID is of an unknown form: the fault of the report itself
     ├── EgressRefused            a URL or address that may not be dialled (egress.py)
     ├── DatabaseUnavailable      lost or busy: start the transaction over from its reads
     └── SourceUnavailable        an upstream cannot answer now; try again, another node first

@@ -108,7 +108,7 @@ class Watched:
 
 
 class Registry:
-    """An immutable snapshot; `version` grows with each change of what is registered (C9)."""
+    """An immutable snapshot; `version` is another one after each change of what is registered (C9)."""
 
     __slots__ = ("_by_address", "vaults", "version")
 

@@ -10,13 +10,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 from eth_hash.auto import keccak
 
 from vaultevents.core import merkle
-from vaultevents.core.cid import CidUnsupported, matches, parse_cid
-from vaultevents.core.errors import VaulteventsError
+from vaultevents.core.cid import Cid, CidUnsupported, matches, parse_cid
+from vaultevents.core.errors import NodeFault, SourceUnavailable, VaulteventsError
 from vaultevents.core.events import Observation, ReportUpdateAvailable
 from vaultevents.core.logs import REPORT_UPDATED, Log, UndecodableLog
 from vaultevents.core.units import Address, BlockNumber, Hash32, Wei, checksum, hex_text
@@ -36,7 +36,35 @@ _CID_TEXT = re.compile(rb"[!-~]*")
 
 
 class ReportInvalid(VaulteventsError):
-    """The bytes are not the file of this report, or not one of a known form. The text never quotes the file."""
+    """Nothing can be made of the bytes for this report. The text never quotes the file."""
+
+
+class NotTheFile(ReportInvalid):
+    """The bytes are not those that the event's CID names: the fault of whoever gave them."""
+
+
+class ReportUndecodable(ReportInvalid):
+    """The published file, or its CID, is of no known form, or has another root: the fault of the report itself."""
+
+
+FailureKind = Literal["unavailable", "mismatch", "undecodable"]
+"""Why a report gives no events: no gateway has its file, one gives other bytes, or the published file is unreadable."""
+
+ADVICE: Final[Mapping[FailureKind, str]] = {
+    "unavailable": "name more gateways in reports.gateways, or supply the file with 'vaultevents report import FILE'",
+    "mismatch": "a gateway gives bytes that are not the published file: replace it in reports.gateways, or supply the "
+    "file with 'vaultevents report import FILE'",
+    "undecodable": "the fault is in the published report, not in a gateway: install a version of vaultevents that "
+    "reads it (the report is tried again by itself), or end the attempts with 'vaultevents report give-up REPORT'",
+}
+"""What an operator can do about each kind of failure."""
+
+
+def failure_kind(error: SourceUnavailable | ReportInvalid) -> FailureKind:
+    """Classify the error with which a report was not resolved; a gateway that gives other bytes raises `NodeFault`."""
+    if isinstance(error, NodeFault | NotTheFile):
+        return "mismatch"
+    return "undecodable" if isinstance(error, ReportInvalid) else "unavailable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +169,13 @@ class Report:
         """The input of `updateVaultData` for a vault of the report: 4 + 32 * (8 + proof elements) bytes.
 
         Its proof was followed to the event's root. Raises `KeyError` for a vault that is not in the report, and
-        `ReportInvalid` should the proof lead elsewhere.
+        `ReportUndecodable` should the proof lead elsewhere.
         """
         leaf = self.leaves[vault]
         hashed = merkle.leaf_hash(vault, leaf.numbers)
         proof = self.tree.proof(hashed)
         if not merkle.verify(self.root, hashed, proof):
-            raise ReportInvalid(f"the proof of vault {checksum(vault)} does not lead to the root of the event")
+            raise ReportUndecodable(f"the proof of vault {checksum(vault)} does not lead to the root of the event")
         words = merkle.encode_leaf(vault, leaf.numbers)
         return b"".join([UPDATE_VAULT_DATA, words, (0xE0).to_bytes(32), len(proof).to_bytes(32), *proof])
 
@@ -155,16 +183,18 @@ class Report:
 def read_report(content: bytes, log: ReportLog) -> Report:
     """The report that `log` announces, from the bytes of its file; all checks of onchain §6.2.
 
-    Raises `ReportInvalid` with one sentence. The CID is compared before the bytes are parsed, so bytes that the oracle
-    did not publish cost a hash and nothing more.
+    Raises `NotTheFile` or `ReportUndecodable` with one sentence. The CID is compared before the bytes are parsed, so
+    bytes that the oracle did not publish cost a hash and nothing more.
     """
     if len(content) > MAX_FILE_BYTES:
-        raise ReportInvalid(f"the file has {len(content)} bytes, more than the {MAX_FILE_BYTES} that a report may have")
-    _check_cid(content, log)
+        raise ReportUndecodable(
+            f"the file has {len(content)} bytes, more than the {MAX_FILE_BYTES} that a report may have"
+        )
+    check_file(content, log)
     leaves = _leaves(_parse(content))
     tree = merkle.tree([merkle.leaf_hash(leaf.vault, leaf.numbers) for leaf in leaves.values()])
     if tree.root != log.root:
-        raise ReportInvalid(
+        raise ReportUndecodable(
             f"the vaults of the file have the root {hex_text(tree.root)}, the event has {hex_text(log.root)}"
         )
     return Report(log.root, leaves, tree)
@@ -185,67 +215,75 @@ def observe(report: Report, log: ReportLog, addresses: Iterable[Address]) -> lis
     ]
 
 
-def _check_cid(content: bytes, log: ReportLog) -> None:
+def announced_cid(log: ReportLog) -> Cid:
+    """Return the CID of the event; raises `ReportUndecodable` for one that no file can be compared with."""
     try:
-        cid = parse_cid(log.cid)
+        return parse_cid(log.cid)
     except CidUnsupported as unsupported:
-        raise ReportInvalid(f"the file cannot be compared with the CID of the event: {unsupported}") from unsupported
+        raise ReportUndecodable(
+            f"the file cannot be compared with the CID of the event: {unsupported}"
+        ) from unsupported
+
+
+def check_file(content: bytes, log: ReportLog) -> None:
+    """Raise `NotTheFile` for bytes that have another CID than the event, `ReportUndecodable` as `announced_cid`."""
+    cid = announced_cid(log)
     if not matches(cid, content):
-        raise ReportInvalid(f"the {len(content)} bytes are not the file with the CID {cid} of the event")
+        raise NotTheFile(f"the {len(content)} bytes are not the file with the CID {cid} of the event")
 
 
 def _parse(content: bytes) -> dict[str, Any]:
     """Exact JSON: each key once, no NaN or Infinity."""
     if sum(map(content.count, (b"[", b"{", b","))) > MAX_FILE_ITEMS:
-        raise ReportInvalid(f"the file has more than {MAX_FILE_ITEMS} items")
+        raise ReportUndecodable(f"the file has more than {MAX_FILE_ITEMS} items")
     try:
         found = json.loads(content.decode("utf-8"), object_pairs_hook=_object, parse_constant=_not_a_number)
     except UnicodeDecodeError:
-        raise ReportInvalid("the file is not UTF-8 text") from None
+        raise ReportUndecodable("the file is not UTF-8 text") from None
     except RecursionError:
-        raise ReportInvalid("the file is nested too deeply") from None
+        raise ReportUndecodable("the file is nested too deeply") from None
     except ValueError:  # also a number of too many digits
-        raise ReportInvalid("the file is not valid JSON") from None
+        raise ReportUndecodable("the file is not valid JSON") from None
     if not isinstance(found, dict):
-        raise ReportInvalid("the file is not a JSON object")
+        raise ReportUndecodable("the file is not a JSON object")
     return found
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ReportInvalid("the file has the same key twice in one object")
+        raise ReportUndecodable("the file has the same key twice in one object")
     return found
 
 
 def _not_a_number(_: str) -> NoReturn:
-    raise ReportInvalid("the file has a number that JSON does not know (NaN or Infinity)")
+    raise ReportUndecodable("the file has a number that JSON does not know (NaN or Infinity)")
 
 
 def _leaves(file: dict[str, Any]) -> dict[Address, VaultLeaf]:
     if file.get("leafEncoding") != LEAF_ENCODING:
-        raise ReportInvalid(
+        raise ReportUndecodable(
             "the leafEncoding of the file is not the known six types, so updateVaultData may have changed: "
             "install a version of vaultevents that knows it"
         )
     values = file.get("values")
     if not isinstance(values, list) or not values:
-        raise ReportInvalid("the file has no list of values")
+        raise ReportUndecodable("the file has no list of values")
     leaves: dict[Address, VaultLeaf] = {}
     for position, entry in enumerate(values):
         leaf = _leaf(entry, position)
         if leaves.setdefault(leaf.vault, leaf) is not leaf:
-            raise ReportInvalid(f"the file has the vault {checksum(leaf.vault)} twice")
+            raise ReportUndecodable(f"the file has the vault {checksum(leaf.vault)} twice")
     return leaves
 
 
 def _leaf(entry: object, position: int) -> VaultLeaf:
     value = entry.get("value") if isinstance(entry, dict) else None
     if not isinstance(value, list) or len(value) != len(LEAF_ENCODING):
-        raise ReportInvalid(f"entry {position} of the values is not an address and five numbers")
+        raise ReportUndecodable(f"entry {position} of the values is not an address and five numbers")
     vault, *numbers = value
     if not isinstance(vault, str) or not _ADDRESS.fullmatch(vault):
-        raise ReportInvalid(f"entry {position} of the values does not begin with an address")
+        raise ReportUndecodable(f"entry {position} of the values does not begin with an address")
     total, fee, shares, most_shares, reserve = [_uint256(number, position) for number in numbers]
     return VaultLeaf(Address(bytes.fromhex(vault[2:])), Wei(total), Wei(fee), shares, most_shares, Wei(reserve))
 
@@ -259,7 +297,7 @@ def _uint256(value: object, position: int) -> int:
     elif isinstance(value, int) and not isinstance(value, bool):
         number = value
     else:
-        raise ReportInvalid(f"entry {position} of the values has something other than a whole number")
+        raise ReportUndecodable(f"entry {position} of the values has something other than a whole number")
     if not 0 <= number < 2**256:
-        raise ReportInvalid(f"entry {position} of the values has a number that is not a uint256")
+        raise ReportUndecodable(f"entry {position} of the values has a number that is not a uint256")
     return number

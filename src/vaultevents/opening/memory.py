@@ -25,12 +25,13 @@ class Pool(Protocol):
 
 async def keep_nodes(database: Database, pools: Mapping[Upstream, Pool]) -> None:
     """Tells the database what changes about the nodes, every few seconds and when it is cancelled."""
-    told: dict[Upstream, list[NodeMemory]] = {}
+    told: dict[Upstream, tuple[int, list[NodeMemory]]] = {}
 
     async def tell() -> None:
         for upstream in UPSTREAMS:
             memories = pools[upstream].memories() if upstream in pools else []
-            lasting = [_lasting(memory) for memory in memories]
+            # an older copy of the database may lack what it was told
+            lasting = (database.losses, [_lasting(memory) for memory in memories])
             if told.get(upstream) != lasting:
                 await nodes.remember(database, upstream, memories)
                 told[upstream] = lasting

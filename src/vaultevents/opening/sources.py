@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -14,17 +14,20 @@ from vaultevents.chain.beacon import BeaconChain, BeaconIdentity, BeaconOptions
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity, Reverted
 from vaultevents.chain.ipfs import IpfsClient
 from vaultevents.chain.newheads import NewHeads
+from vaultevents.chain.urls import node_name
 from vaultevents.config import CHAIN_IDS, Settings
 from vaultevents.core.chaintime import ChainTime
-from vaultevents.core.errors import ConfigError, InputError, WrongNetwork
+from vaultevents.core.errors import ConfigError, InputError, SourceUnavailable, VaulteventsError, WrongNetwork
 from vaultevents.core.events import EVENT_TYPES, ReportUpdateAvailable
 from vaultevents.core.nodes import Upstream
+from vaultevents.core.trust import guarantee
 from vaultevents.core.units import Address, checksum
 from vaultevents.egress import Guard
 from vaultevents.opening.delivery import url_rules
 from vaultevents.opening.memory import Pool
 from vaultevents.store import nodes
 from vaultevents.store.clock import ServiceClock
+from vaultevents.store.cursors import EPOCH_STREAMS
 from vaultevents.store.network import pin, pin_beacon, pinned, pinned_beacon
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
@@ -109,7 +112,10 @@ async def open_beacon(
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What can be read with these settings. What is not configured is None, and its streams are not there (C11)."""
+    """What can be read with these settings. What is not configured is None, and its streams are not there (C11).
+
+    `unopened` has the streams that are configured and could not be opened, with the reason.
+    """
 
     chain: ExecutionChain
     streams: tuple[Stream, ...]
@@ -117,17 +123,25 @@ class Sources:
     time: ChainTime | None
     resolver: Resolver | None
     pools: Mapping[Upstream, Pool]
+    unopened: Mapping[str, VaulteventsError] = field(default_factory=dict)
 
 
 @asynccontextmanager
-async def open_sources(settings: Settings, database: Database, clock: ServiceClock) -> AsyncIterator[Sources]:
-    """Every stream that is configured, live and replay alike."""
+async def open_sources(
+    settings: Settings, database: Database, clock: ServiceClock, *, without_beacon: bool = False
+) -> AsyncIterator[Sources]:
+    """Every stream that is configured, live and replay alike.
+
+    With `without_beacon` a beacon node that cannot be used leaves out its streams instead of raising; the time of its
+    chain is then the one that the database is pinned to, if it is.
+    """
     async with AsyncExitStack() as stack:
         chain = await stack.enter_async_context(open_chain(settings, database))
         pools: dict[Upstream, Pool] = {"execution": chain}
         poll_s = settings.execution.poll_interval_s
         streams = [logs_stream(chain, _steps(settings, poll_s))]
         resolver = discovery = time = None
+        unopened: dict[str, VaulteventsError] = {}
         if oracles := settings.watched_oracles:
             files = await stack.enter_async_context(open_files(settings))
             files.recall(await nodes.recalled(database, "ipfs"))
@@ -136,13 +150,33 @@ async def open_sources(settings: Settings, database: Database, clock: ServiceClo
             resolver = Resolver(Outbox(database), files, settings.reports.poll_interval_s, simulation)
             streams.append(reports_stream(chain, oracles, _steps(settings, settings.reports.poll_interval_s)))
         if settings.beacon.urls:
-            beacon, time = await stack.enter_async_context(open_beacon(settings, database, clock))
-            pools["beacon"] = beacon
-            chain.anchor = BeaconAnchor(beacon, time)
-            beacon_poll_s = settings.beacon.poll_interval_s
-            discovery = Discovery(beacon, chain, database, time, beacon_poll_s)
-            streams += staking_streams(chain, beacon, database, discovery, time, clock.now_s, poll_s=beacon_poll_s)
-        yield Sources(chain, tuple(streams), discovery, time, resolver, pools)
+            try:
+                beacon, time = await stack.enter_async_context(open_beacon(settings, database, clock))
+            except (SourceUnavailable, WrongNetwork) as error:
+                if not without_beacon:
+                    raise
+                unopened = dict.fromkeys(EPOCH_STREAMS, error)
+                time = None if (known := await pinned_beacon(database)) is None else known[1]
+            else:
+                pools["beacon"] = beacon
+                chain.anchor = BeaconAnchor(beacon, time)
+                poll_s = settings.beacon.poll_interval_s
+                discovery = Discovery(beacon, chain, database, time, poll_s)
+                streams += staking_streams(chain, beacon, database, discovery, time, clock.now_s, poll_s=poll_s)
+        yield Sources(chain, tuple(streams), discovery, time, resolver, pools, unopened)
+
+
+def setting_of(settings: Settings, error: SourceUnavailable) -> str | None:
+    """Return the setting that names a node of which the error speaks; None where it speaks of no node by its name."""
+    for setting, urls in (
+        ("beacon.urls", settings.beacon.urls),
+        ("reports.gateways", settings.reports.gateways),
+        ("execution.urls", settings.execution.urls),
+    ):
+        names = [node_name(url.get_secret_value().removeprefix("kubo+")) for url in urls]
+        if any(name in str(error) for name in names):
+            return setting
+    return None
 
 
 def socket_heads(settings: Settings) -> list[NewHeads]:
@@ -160,6 +194,18 @@ def switched_off(settings: Settings) -> dict[str, tuple[str, ...]]:
     elif not settings.contracts.lazy_oracles:
         off["contracts.lazy_oracles"] = (ReportUpdateAvailable.event_type,)
     return off
+
+
+def guarantee_of(settings: Settings) -> str:
+    """What these settings guarantee about the events of contracts (docs/trust.md)."""
+    execution = settings.execution
+    return guarantee(
+        len(execution.urls),
+        anchored=bool(settings.beacon.urls),
+        completeness=execution.completeness,
+        every_header=execution.headers == "every" or execution.completeness == "receipts",
+        final=head_policy(settings).tag == "finalized",
+    )
 
 
 async def locator_problem(settings: Settings, chain: ExecutionChain) -> str | None:

@@ -14,6 +14,7 @@ from vaultevents.core.units import Address, checksum
 from vaultevents.store.cursors import EPOCH_STREAMS, backfill, lock_registry
 from vaultevents.store.pool import Connection, Database
 from vaultevents.store.reports import reopen_reports
+from vaultevents.store.versions import change_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ async def add_vault(
         gains_blocks = await _open_span(connection, account_id, vault_id, old, first_block, deliver_from)
         if not (gains_queue or gains_blocks):
             raise InputError(f"vault '{vault_id}' of account '{account_id}' is already registered like this")
-        await connection.execute("update registry set version = version + 1")
+        await change_version(connection, "registry")
         vault = next(vault for vault in await _vaults(connection, account_id) if vault.id == vault_id)
         begin = min(span.first for span in vault.spans) if gains_queue else first_block
         await backfill(connection, "reports", begin)
@@ -164,7 +165,7 @@ async def remove_vault(database: Database, account_id: str, vault_id: str, last_
         )
         if done == "UPDATE 0":
             raise InputError(f"account '{account_id}' has no vault '{vault_id}' that is registered now")
-        await connection.execute("update registry set version = version + 1")
+        await change_version(connection, "registry")
         return next(vault for vault in await _vaults(connection, account_id) if vault.id == vault_id)
 
 

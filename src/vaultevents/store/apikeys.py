@@ -17,6 +17,7 @@ from vaultevents.core.errors import InputError
 from vaultevents.core.sealing import HashKey, MasterKey, Secret, open_sealed, seal
 from vaultevents.store.accounts import require_account
 from vaultevents.store.pool import Connection, Database
+from vaultevents.store.versions import change_version
 
 Role = Literal["read", "manage"]
 
@@ -101,7 +102,7 @@ async def revoke_key(database: Database, key_id: str) -> ApiKey:
         )
         if done == "UPDATE 0":
             raise InputError(f"there is no API key '{key_id}' that is not revoked: 'vaultevents key list' shows them")
-        await _bump(connection)
+        await change_version(connection, "key_ring")
         return (await _keys(connection, key_id=key_id))[0][1]
 
 
@@ -130,11 +131,7 @@ async def _add_public_key(connection: Connection, key_id: str, der: bytes, finge
     await connection.execute(
         "insert into api_public_keys (api_key_id, fingerprint, der) values ($1, $2, $3)", key_id, fingerprint, der
     )
-    await _bump(connection)
-
-
-async def _bump(connection: Connection) -> None:
-    await connection.execute("update key_ring set version = version + 1")
+    await change_version(connection, "key_ring")
 
 
 async def _keys(
@@ -189,6 +186,7 @@ class KeyRing:
         self._monotonic = monotonic
         self._checking: asyncio.Task[None] | None = None
         self._version: int | None = None
+        self._losses = database.losses
         self._checked_at_s = float("-inf")
         self._keys: dict[bytes, ApiKey] = {}
 
@@ -207,10 +205,10 @@ class KeyRing:
         return self._monotonic() - self._checked_at_s < self._max_age_s
 
     async def _check(self) -> None:
-        begun_s = self._monotonic()
+        begun_s, losses = self._monotonic(), self._database.losses
         async with self._database.transaction() as connection:
             version = await connection.fetchval("select version from key_ring")
-            if version != self._version:
+            if version != self._version or losses != self._losses:
                 self._keys = {hashed: key for hashed, key in await _keys(connection) if key.revoked_at is None}
-                self._version = version
+                self._version, self._losses = version, losses
         self._checked_at_s = begun_s

@@ -14,6 +14,7 @@ from vaultevents.core.events import Event, FundingReceived, WithdrawalClaimed
 from vaultevents.core.reports import ReportLog
 from vaultevents.core.spans import Span
 from vaultevents.store.pool import Connection
+from vaultevents.store.sessions import allow
 
 EVENT_TYPES: Final = (FundingReceived.event_type, WithdrawalClaimed.event_type)
 """Those of the stream `logs`."""
@@ -101,6 +102,7 @@ async def body_digest(connection: Connection, span: Span) -> str:
     the same accounts and vaults are registered. Must run in a transaction; memory does not grow with the rows.
     """
     lines = hashlib.sha256()
+    await allow(connection, SORTED_WITHIN_S)
     rows = connection.cursor(
         _SORTED,
         EVENT_TYPES,

@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from vaultevents.core.pages import CursorUnknown
 from vaultevents.store.pool import Connection, Database
+from vaultevents.store.sessions import allow
 
 MEND_WITHIN_S: Final = 3600.0
 
@@ -53,11 +54,10 @@ async def page(
     """The next events after a position; `since_ms` is inclusive, `until_ms` exclusive, both of `created_at`.
 
     Quiet events are among them, orphaned ones are not (C1). Raises `CursorUnknown` for a position of another epoch, or
-    one that this server has not come to: it was restored to an earlier time.
+    one whose event this server does not have: it is, or was made from, an older copy of the database.
     """
     place = await connection.fetchrow(
-        "select epoch, $1::text::xid8 < pg_snapshot_xmax(pg_current_snapshot()) as reached from feed",
-        str(after.xid) if after else "0",
+        _PLACE, account_id, str(after.xid) if after else "0", after.seq if after else None
     )
     if after is not None and (after.epoch != place["epoch"] or not place["reached"]):
         raise CursorUnknown
@@ -75,6 +75,13 @@ async def page(
     ]
 
 
+# An event that came back after a reorganisation has moved on to a later transaction.
+_PLACE = """
+select epoch, $2::text::xid8 < pg_snapshot_xmax(pg_current_snapshot()) and ($3::bigint is null or exists (
+    select from events where account_id = $1 and seq = $3
+        and (committed_xid = $2::text::xid8 or (near_head and committed_xid > $2::text::xid8))
+)) as reached from feed
+"""
 _PAGE = """
 select id, body, committed_xid::text as xid, seq from events
 where account_id = $1 and (committed_xid, seq) > ($3::text::xid8, $4) and orphaned_at is null
@@ -102,6 +109,7 @@ async def mend(database: Database) -> None:
     async with database.transaction() as connection:
         if not await connection.fetchval(_FOREIGN):
             return
+        await allow(connection, MEND_WITHIN_S)
         await connection.execute("lock table feed in exclusive mode")  # another daemon may be at it
         moved = await connection.execute(
             "update events set committed_xid = pg_current_xact_id()"

@@ -77,7 +77,13 @@ async def mark_near(connection: Connection, event_seqs: Collection[int], final: 
 
 
 async def rewind(
-    connection: Connection, cursor_id: int, position: int, anchor: BlockHash | None, to: int, to_anchor: BlockHash
+    connection: Connection,
+    cursor_id: int,
+    stream: str,
+    position: int,
+    anchor: BlockHash | None,
+    to: int,
+    to_anchor: BlockHash,
 ) -> Rewind | None:
     """Moves a live cursor back to the common ancestor, and orphans what was read after it; all in this transaction.
 
@@ -86,17 +92,19 @@ async def rewind(
     delivery is `delivered`, and otherwise it stays withdrawn.
     """
     await connection.execute("select from registry for share")
-    stream = await connection.fetchval(
+    moved = await connection.fetchval(
         "update cursors set position = $4, anchor = $5, updated_at = db_now(), rewinds = rewinds + 1,"
         " rewound_at = db_now()"
-        " where id = $1 and kind = 'live' and position = $2 and anchor is not distinct from $3 returning stream",
+        " where id = $1 and kind = 'live' and position = $2 and anchor is not distinct from $3 and stream = $6"
+        " returning id",
         cursor_id,
         position,
         anchor,
         to,
         to_anchor,
+        stream,
     )
-    if stream is None:
+    if moved is None:
         return None
     await connection.execute(
         "update cursors set stop = greatest(position, $2), updated_at = db_now()"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from vaultevents.store.accounts import require_account
 from vaultevents.store.pool import Connection
+from vaultevents.store.sessions import allow
 
 SHOWN_BREACHES = 20
 ROWS_AT_ONCE = 2_000
@@ -64,6 +65,7 @@ async def audit(
     """
     if account_id is not None:
         await require_account(connection, account_id)
+    await allow(connection, PROOF_WITHIN_S)
     accounts = await connection.fetch("select id from accounts where id = $1 or $1::text is null", account_id)
     expected = await connection.fetchval(_COUNT, account_id, timeout=PROOF_WITHIN_S)
     owners = {row["id"]: _Running() for row in accounts}

@@ -73,13 +73,15 @@ class Outbox:
     def __init__(self, database: Database) -> None:
         self.database = database
         self._registry: Registry | None = None
+        self._losses = database.losses  # as of the registry that is kept
 
     async def registry(self) -> Registry:
-        """The registry as it is now; read again only when its version changed."""
+        """The registry as it is now; read again only when its version changed or a connection was lost."""
+        losses = self.database.losses
         async with self.database.transaction() as connection:
             version = await connection.fetchval("select version from registry")
-        if self._registry is None or self._registry.version != version:
-            self._registry = await registry(self.database)
+        if self._registry is None or self._registry.version != version or self._losses != losses:
+            self._registry, self._losses = await registry(self.database), losses
         return self._registry
 
     async def live(self, stream: str) -> Cursor | None:
@@ -87,11 +89,15 @@ class Outbox:
             row = await connection.fetchrow(f"{_SELECT} where stream = $1 and kind = 'live'", stream)
         return _cursor(row) if row else None
 
-    async def audits(self, stream: str) -> list[Cursor]:
-        """The cursors of a stream's audits, one for each node, which `open_audits` makes."""
+    async def audit(self, stream: str, node: str) -> Cursor:
+        """The cursor of a stream's audit at a node, which `open_audits` makes once the stream has begun."""
         async with self.database.transaction() as connection:
-            rows = await connection.fetch(f"{_SELECT} where stream = $1 and kind = 'audit' order by id", stream)
-        return [_cursor(row) for row in rows]
+            row = await connection.fetchrow(
+                f"{_SELECT} where stream = $1 and kind = 'audit' and node = $2", stream, node
+            )
+        if row is None:
+            raise DatabaseUnavailable(f"the stream '{stream}' has not begun in this copy of the database")
+        return _cursor(row)
 
     async def backfills(self, stream: str) -> list[Cursor]:
         """The backfills of a stream that are not done, oldest first."""
@@ -101,10 +107,16 @@ class Outbox:
             )
         return [_cursor(row) for row in rows]
 
-    async def cursor(self, cursor_id: int) -> Cursor:
-        """The stored state of a cursor."""
+    async def stored(self, cursor: Cursor) -> Cursor | None:
+        """The stored state of a cursor; None where the database does not have it.
+
+        An older copy of the database may have given its id to another cursor.
+        """
         async with self.database.transaction() as connection:
-            return _cursor(await connection.fetchrow(f"{_SELECT} where id = $1", cursor_id))
+            row = await connection.fetchrow(
+                f"{_SELECT} where id = $1 and stream = $2 and kind = $3", cursor.id, cursor.stream, cursor.kind
+            )
+        return _cursor(row) if row else None
 
     async def note_problem(self, cursor: Cursor, problem: str | None) -> None:
         """Keeps why a cursor does not move, for `status`; None when it does again. Never fails itself."""
@@ -130,7 +142,9 @@ class Outbox:
 
     async def end_replay(self, cursor: Cursor) -> None:
         async with self.database.transaction() as connection:
-            await connection.execute("delete from cursors where id = $1 and kind = 'replay'", cursor.id)
+            await connection.execute(
+                "delete from cursors where id = $1 and kind = 'replay' and stream = $2", cursor.id, cursor.stream
+            )
 
     async def commit(
         self,
@@ -181,30 +195,44 @@ class Outbox:
     async def rewind(self, cursor: Cursor, to: int, anchor: forks.BlockHash) -> forks.Rewind | Lost:
         """Takes back what was read after block `to`, which is still on the chain; `Lost` as in `commit` (C1)."""
         async with self.database.transaction() as connection:
-            done = await forks.rewind(connection, cursor.id, cursor.position, cursor.anchor, to, anchor)
+            done = await forks.rewind(connection, cursor.id, cursor.stream, cursor.position, cursor.anchor, to, anchor)
         return Lost() if done is None else done
 
     async def resolve(
-        self, report_id: int, vaults: int, events: Sequence[Event], registry_version: int, *, deliver: bool = True
+        self,
+        report_id: int,
+        vaults: int,
+        events: Sequence[Event],
+        registry_version: int,
+        *,
+        deliver: bool = True,
+        log: ReportLog | None = None,
     ) -> Committed | Lost:
-        """Stores the events of a verified report with the mark that it is resolved; `Lost` as in `commit` (C6)."""
+        """Stores the events of a verified report with the mark that it is resolved; `Lost` as in `commit` (C6).
+
+        With `log` only while the report of this id is that one.
+        """
         async with self.database.transaction() as connection:
             state = await connection.fetchrow("select version, filter_revision from registry for share")
             if state["version"] != registry_version:
                 return Lost()
-            await mark_resolved(connection, report_id, vaults)
+            await mark_resolved(connection, report_id, vaults, log)
             return await _store(connection, events, state["filter_revision"], deliver=deliver)
 
     async def _move(self, connection: Connection, old: Cursor, new: Cursor, unverified: int | None) -> bool:
         moved = await connection.fetchval(
             "update cursors set position = $4, anchor = $5, updated_at = db_now(),"
-            " unverified_from = case when $6::bigint is not null then coalesce(unverified_from, $6) end"
-            " where id = $1 and position = $2 and anchor is not distinct from $3 returning id",
+            " unverified_from = case when $9::bigint is not null then coalesce(unverified_from, $9) end"
+            " where id = $1 and position = $2 and anchor is not distinct from $3"
+            " and stream = $6 and kind = $7 and stop is not distinct from $8 returning id",
             old.id,
             old.position,
             old.anchor,
             new.position,
             new.anchor,
+            old.stream,
+            old.kind,
+            old.stop,
             unverified,
         )
         return moved is not None

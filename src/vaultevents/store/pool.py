@@ -15,46 +15,60 @@ from typing import Any, TypeAlias
 import asyncpg
 
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable, InputError
+from vaultevents.store.sessions import Connection as Connection
+from vaultevents.store.sessions import Limits, Sessions, connect, connect_options
+from vaultevents.store.sqlstates import reason, translated
 
-Connection: TypeAlias = asyncpg.Connection
 Record: TypeAlias = asyncpg.Record
 
 MINIMUM_MAJOR = 15
 MIGRATION_LOCK = 0x7661756C74  # "vault"
-COMMAND_TIMEOUT_S = 30.0
+MIGRATION_S = 3600.0
+"""How long one migration may work; other processes wait for it for a minute before they give up their start."""
+MIGRATING = Limits(lock_wait_s=60.0, statement_s=MIGRATION_S, idle_s=30.0)
 API_ROLE = "vaultevents_api"  # made by a migration
 DELIVERIES_CHANNEL = "vaultevents_deliveries"
 
 _AS_ACCOUNT = "select set_config('vaultevents.account', $1, $2)"  # $2: only for this transaction
 _SCHEMA = re.compile(r"(?!pg_|information_schema$)[a-z_][a-z0-9_]{0,62}")
-_LOST = (
-    OSError,
-    TimeoutError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-    asyncpg.InsufficientResourcesError,  # too many connections, no space left
-    asyncpg.TransactionRollbackError,  # deadlock, serialisation
-    asyncpg.ReadOnlySQLTransactionError,
-)
 
 
 class Database:
     """Two pools on one schema: the service's own, and one whose connections have the role of the API.
 
-    Every use tells a loss from a surprise: `DatabaseUnavailable` when the server is gone, full or asks to try again.
+    Every use tells a loss from a surprise: `DatabaseUnavailable` when the server is gone, full or asks to try again,
+    `DatabaseUnusable` with what to do when a person must act; any other error of the driver is a bug and passes.
     """
 
-    def __init__(
-        self, pool: asyncpg.Pool, api_pool: asyncpg.Pool, seen_by: dict[int, str], target: Mapping[str, Any]
-    ) -> None:
-        self._pool = pool
-        self._api_pool = api_pool
-        self._seen_by = seen_by  # the account that each session of the API's pool sees outside of transactions
-        self._target = target
+    def __init__(self, options: Mapping[str, Any], pool_size: int) -> None:
+        """`options` are what `asyncpg.connect` takes; `open_pools` makes the pools."""
+        self._options = options
+        self._pool_size = pool_size
+        self._sessions = Sessions()
+        self._seen_by: dict[int, str] = {}  # the account that each session of the API's pool sees outside transactions
         self.lost = asyncio.Event()
-        """Set when a connection was lost: whoever looks after the server may want to know."""
+        """Set when a connection was lost, for the task that restarts the embedded server."""
+        self.losses = 0
+        """How many connections have ended: what was read before the last of them may be of another copy."""
+
+    async def open_pools(self) -> None:
+        options, size = self._options, self._pool_size
+        as_api = {**options, "server_settings": {**options["server_settings"], "role": API_ROLE}}
+        # min_size: it would log its own retries
+        common = {"min_size": 0, "max_size": size, "reset": _leave, "connect": connect}
+        self._pool = await asyncpg.create_pool(**options, **common, init=self._begin_session)
+        self._api_pool = await asyncpg.create_pool(**as_api, **common, init=self._begin_api_session)
+
+    async def _begin_session(self, connection: Connection) -> None:
+        connection.add_termination_listener(self._count_loss)
+        await self._sessions.prepare(connection)
+
+    async def _begin_api_session(self, connection: Connection) -> None:
+        self._seen_by.pop(connection.get_server_pid(), None)
+        await self._begin_session(connection)
+
+    def _count_loss(self, _: Connection) -> None:
+        self.losses += 1
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
@@ -103,11 +117,33 @@ class Database:
                 except asyncpg.InterfaceError:
                     misuse = not connection.is_closed()  # cannot be asked once the connection is back in the pool
                     raise
-        except _LOST as error:
-            if misuse:
+        except Exception as error:
+            problem = None if misuse else translated(error)
+            if problem is None:
                 raise
+            self._note_loss(problem)
+            raise problem from error
+
+    def _note_loss(self, problem: Exception) -> None:
+        if isinstance(problem, DatabaseUnavailable):
+            self.losses += 1
             self.lost.set()
-            raise DatabaseUnavailable(f"lost the database: {reason(error)}") from error
+
+    @asynccontextmanager
+    async def dedicated(self) -> AsyncIterator[Connection]:
+        """A connection of its own, never the pool's."""
+        try:
+            connection = await self._sessions.open(self._options)
+            try:
+                yield connection
+            finally:
+                connection.terminate()
+        except Exception as error:
+            problem = translated(error)
+            if problem is None:
+                raise
+            self._note_loss(problem)
+            raise problem from error
 
     async def now(self) -> datetime:
         """The database's time, which decides schedules and leases (D15)."""
@@ -121,33 +157,20 @@ class Database:
         Goes on until that connection ends, then raises `DatabaseUnavailable`.
         """
         ended = asyncio.Event()
-        try:
-            connection = await asyncpg.connect(**self._target)
-        except _LOST as error:
-            self.lost.set()
-            raise DatabaseUnavailable(f"lost the database: {reason(error)}") from error
-        try:
+        async with self.dedicated() as connection:
             connection.add_termination_listener(lambda _: ended.set())
             await connection.add_listener(channel, lambda *_: wake())
             await ended.wait()
-        except _LOST as error:
-            raise DatabaseUnavailable(f"lost the database: {reason(error)}") from error
-        finally:
-            connection.terminate()
         raise DatabaseUnavailable("lost the database: the listening connection ended")
 
     async def close(self) -> None:
         for pool in (self._pool, self._api_pool):
             try:
                 await asyncio.wait_for(pool.close(), 10)
-            except _LOST:
+            except Exception as error:
+                if translated(error) is None:
+                    raise
                 pool.terminate()
-
-
-def reason(error: BaseException) -> str:
-    """What went wrong in one line; it may name the address and the user, never the password."""
-    first = str(error).strip().splitlines()
-    return first[0] if first else type(error).__name__
 
 
 async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents", pool_size: int = 8) -> Database:
@@ -160,27 +183,15 @@ async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents
         raise InputError(
             f"'{schema}' cannot be a schema name: use lower-case letters, digits and '_', not starting with 'pg_'"
         )
-    full = {
-        **target,
-        "timeout": COMMAND_TIMEOUT_S,
-        "command_timeout": COMMAND_TIMEOUT_S,
-        "server_settings": {"search_path": schema, "application_name": "vaultevents", "timezone": "UTC"},
-    }
+    options = connect_options(target, search_path=schema, timezone="UTC")
     try:
-        connection = await asyncpg.connect(**full)
+        connection = await Sessions(MIGRATING).open(options)
         try:
             await migrate(connection, schema)
         finally:
             await connection.close()
-        as_api = {**full, "server_settings": {**full["server_settings"], "role": API_ROLE}}
-        # min_size: it would log its own retries
-        pool = await asyncpg.create_pool(**full, min_size=0, max_size=pool_size, reset=_leave)
-        seen_by: dict[int, str] = {}
-
-        async def sees_nobody(connection: Connection) -> None:
-            seen_by.pop(connection.get_server_pid(), None)
-
-        api_pool = await asyncpg.create_pool(**as_api, min_size=0, max_size=pool_size, reset=_leave, init=sees_nobody)
+        database = Database(options, pool_size)
+        await database.open_pools()
     except (asyncpg.ClientConfigurationError, ValueError, OverflowError):
         # no reason: the parser's texts quote what they stumble over, which may be the end of a password
         raise DatabaseUnusable(
@@ -195,11 +206,18 @@ async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents
             f"grant it CREATE on the database and CREATEROLE, or make the schema '{schema}' for this user and the role "
             "vaultevents_api, granted to this user"
         ) from error
-    except _LOST as error:
+    except asyncpg.LockNotAvailableError as error:
+        raise DatabaseUnavailable(
+            "another process migrates this database, or holds a lock that a migration needs: wait and start again"
+        ) from error
+    except Exception as error:
+        problem = translated(error)
+        if not isinstance(problem, DatabaseUnavailable):
+            raise
         raise DatabaseUnavailable(
             f"cannot reach the database ({reason(error)}): start it, or mend database_url"
         ) from error
-    return Database(pool, api_pool, seen_by, full)
+    return database
 
 
 async def _leave(_: Connection) -> None:
@@ -240,7 +258,8 @@ async def migrate(connection: asyncpg.Connection, schema: str) -> None:
     major = connection.get_server_version().major
     if major < MINIMUM_MAJOR:
         raise DatabaseUnusable(f"PostgreSQL {major} is too old: vaultevents needs {MINIMUM_MAJOR} or newer")
-    await connection.execute("select pg_advisory_lock($1, hashtext($2))", MIGRATION_LOCK % 2**31, schema)
+    lock = (MIGRATION_LOCK % 2**31, schema)
+    await connection.execute("select pg_advisory_lock($1, hashtext($2))", *lock, timeout=2 * MIGRATING.lock_wait_s)
     try:
         if not await connection.fetchval("select 1 from pg_namespace where nspname = $1", schema):
             await connection.execute(f'create schema "{schema}"')
@@ -251,7 +270,7 @@ async def migrate(connection: asyncpg.Connection, schema: str) -> None:
         rows = await connection.fetch("select number, name, sha256 from migrations order by number")
         for migration in _missing({row["number"]: (row["name"], row["sha256"]) for row in rows}):
             async with connection.transaction():
-                await connection.execute(migration.sql)
+                await connection.execute(migration.sql, timeout=MIGRATION_S)
                 await connection.execute(
                     "insert into migrations (number, name, sha256) values ($1, $2, $3)",
                     migration.number,
@@ -259,7 +278,8 @@ async def migrate(connection: asyncpg.Connection, schema: str) -> None:
                     migration.sha256,
                 )
     finally:
-        await connection.execute("select pg_advisory_unlock($1, hashtext($2))", MIGRATION_LOCK % 2**31, schema)
+        if not connection.is_closed():  # else the server has given it back, and the first error is the one to know
+            await connection.execute("select pg_advisory_unlock($1, hashtext($2))", *lock)
 
 
 def _missing(applied: Mapping[int, tuple[str, bytes]]) -> list[Migration]:

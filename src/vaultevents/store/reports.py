@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from vaultevents.core.errors import InputError
-from vaultevents.core.reports import ReportLog
+from vaultevents.core.errors import DatabaseUnavailable, InputError
+from vaultevents.core.reports import FailureKind, ReportLog
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32
 from vaultevents.store.pool import Connection, Database
@@ -18,7 +18,10 @@ State = Literal["pending", "resolved", "empty", "given_up"]
 
 @dataclass(frozen=True, slots=True)
 class StoredReport:
-    """A published report and what became of it; `vaults` counts the leaves of its tree once that is verified."""
+    """A published report and what became of it.
+
+    `vaults` counts the leaves of its tree once that is verified; `failure` and `problem` are those of the last attempt.
+    """
 
     id: int
     log: ReportLog
@@ -27,6 +30,7 @@ class StoredReport:
     attempts: int
     next_attempt_at: datetime | None
     problem: str | None
+    failure: FailureKind | None = None
 
 
 async def add_reports(connection: Connection, logs: Sequence[ReportLog]) -> None:
@@ -91,13 +95,16 @@ async def find_reports(database: Database, name: str | None = None) -> list[Stor
     return [_report(row) for row in rows]
 
 
-async def postpone_report(database: Database, report_id: int, problem: str, after_s: float) -> None:
+async def postpone_report(
+    database: Database, report_id: int, failure: FailureKind, problem: str, after_s: float
+) -> None:
     """Another attempt later; a report is never given up by itself."""
     async with database.transaction() as connection:
         await connection.execute(
-            "update reports set attempts = attempts + 1, problem = $2,"
-            " next_attempt_at = db_now() + make_interval(secs => $3) where id = $1 and state = 'pending'",
+            "update reports set attempts = attempts + 1, failure = $2, problem = $3,"
+            " next_attempt_at = db_now() + make_interval(secs => $4) where id = $1 and state = 'pending'",
             report_id,
+            failure,
             problem,
             after_s,
         )
@@ -116,13 +123,21 @@ async def give_up_report(database: Database, name: str) -> list[StoredReport]:
     return [_report(row) for row in rows]
 
 
-async def mark_resolved(connection: Connection, report_id: int, vaults: int) -> None:
-    await connection.execute(
-        "update reports set state = 'resolved', vaults = $2, problem = null, next_attempt_at = null,"
-        " resolved_at = db_now() where id = $1",
+async def mark_resolved(connection: Connection, report_id: int, vaults: int, log: ReportLog | None = None) -> None:
+    """Marks a report, which is still the one of `log`: an older copy of the database may give its id to another.
+
+    Raises `DatabaseUnavailable` where it is not.
+    """
+    marked = await connection.execute(
+        "update reports set state = 'resolved', vaults = $2, failure = null, problem = null, next_attempt_at = null,"
+        " resolved_at = db_now() where id = $1 and ($3::bigint is null or (block_number, log_index, root, cid)"
+        " = ($3, $4::integer, $5::bytea, $6::text))",
         report_id,
         vaults,
+        *((None,) * 4 if log is None else (log.block_number, log.log_index, log.root, log.cid)),
     )
+    if marked == "UPDATE 0":
+        raise DatabaseUnavailable("an older copy of the database took over while a report was read: read it again")
 
 
 def _report(row: object) -> StoredReport:
@@ -146,4 +161,5 @@ def _report(row: object) -> StoredReport:
         columns["attempts"],
         columns["next_attempt_at"],
         columns["problem"],
+        columns["failure"],
     )

@@ -8,19 +8,20 @@ rotation that was killed is taken up where it was, and both keys open the databa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-import asyncpg
 import structlog
 
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
 from vaultevents.core.sealing import MasterKey, open_sealed, seal
 from vaultevents.store.apikeys import HASH_KEY_AAD
 from vaultevents.store.mfa import seed_aad
-from vaultevents.store.pool import COMMAND_TIMEOUT_S, Connection, Database, Record, reason
+from vaultevents.store.pool import Connection, Database, Record
+from vaultevents.store.sessions import COMMAND_TIMEOUT_S, Sessions, connect_options
+from vaultevents.store.sqlstates import translated
 
 log = structlog.get_logger("store")
 
@@ -145,7 +146,7 @@ class _Holding:
 async def _until_lost(connection: Connection) -> None:
     ended = asyncio.Event()
     connection.add_termination_listener(lambda _: ended.set())
-    with suppress(*_LOST):
+    with suppress(DatabaseUnavailable), _translating():
         while not connection.is_closed():
             with suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), PING_S)
@@ -162,35 +163,29 @@ async def rotating_from(target: Mapping[str, Any], schema: str, key_ids: Iterabl
     connection = await _lock(target, schema, key_ids, "exclusive")
     try:
         yield
-        try:
+        with _translating():
             await connection.fetchval("select 1")
-        except _LOST as error:
-            raise DatabaseUnavailable(f"lost the database: {reason(error)}") from error
     finally:
         await _end(connection)
 
 
-_LOST = (
-    OSError,
-    TimeoutError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.InterfaceError,
-    asyncpg.InsufficientResourcesError,
-)
+@contextmanager
+def _translating() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        problem = translated(error)
+        if problem is None:
+            raise
+        raise problem from error
 
 
 async def _lock(
     target: Mapping[str, Any], schema: str, key_ids: Iterable[str], mode: Literal["shared", "exclusive"]
 ) -> Connection:
     """A connection of its own that holds the locks of these keys until it ends."""
-    try:
-        connection = await asyncpg.connect(
-            **target,
-            timeout=COMMAND_TIMEOUT_S,
-            command_timeout=COMMAND_TIMEOUT_S,
-            server_settings={"application_name": "vaultevents"},
-        )
+    with _translating():
+        connection = await Sessions().open(connect_options(target))
         try:
             for key_id in sorted(key_ids):
                 if not await connection.fetchval(_LOCKS[mode], KEY_LOCK, f"{schema} {key_id}"):
@@ -198,15 +193,14 @@ async def _lock(
         except BaseException:
             await _end(connection)
             raise
-    except _LOST as error:
-        raise DatabaseUnavailable(f"lost the database: {reason(error)}") from error
     return connection
 
 
 async def _end(connection: Connection) -> None:
     try:
-        await connection.close(timeout=COMMAND_TIMEOUT_S)
-    except _LOST:
+        with _translating():
+            await connection.close(timeout=COMMAND_TIMEOUT_S)
+    except (DatabaseUnavailable, DatabaseUnusable):
         connection.terminate()
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from vaultevents.store import nodes
-from vaultevents.store.deliveries import counts
+from vaultevents.store.deliveries import count_by_state
 from vaultevents.store.nodes import NodeFacts
 from vaultevents.store.pool import Database
 from vaultevents.store.quarantine import count_open
@@ -15,7 +15,10 @@ from vaultevents.store.quarantine import count_open
 
 @dataclass(frozen=True, slots=True)
 class CursorFacts:
-    """A live cursor, a backfill or replay that is not done, or an audit."""
+    """A live cursor, a backfill or replay that is not done, or the audit of a node.
+
+    `unverified_from`: since which block headers or receipts have a form that this version does not know.
+    """
 
     stream: str
     kind: str
@@ -25,6 +28,8 @@ class CursorFacts:
     updated_at: datetime
     problem: str | None
     problem_since: datetime | None
+    node: str | None
+    unverified_from: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +71,20 @@ SHOWN_ORPHANS: Final = 20
 
 
 async def read(database: Database) -> Overview:
-    deliveries = await counts(database)
+    """Read everything in one snapshot. The cost grows with what is pending or set apart, not with what is stored."""
     async with database.transaction() as connection:
+        await connection.execute("set transaction isolation level repeatable read, read only")
+        deliveries = await count_by_state(connection)
         row = await connection.fetchrow(
             "select current_setting('server_version') as server_version,"
             " (select count(*) from accounts) as accounts,"
             " (select count(*) from vault_spans where last_block is null) as vaults,"
             " (select count(*) from webhooks where deleted_at is null) as webhooks,"
-            " (select count(*) from events) as events,"
-            " (select extract(epoch from db_now() - min(created_at))::float8 from deliveries"
-            "  where state = 'scheduled') as oldest_pending_s,"
+            " (select coalesce(sum(difference), 0)::bigint from row_totals where counted = 'events') as events,"
+            # ids of deliveries grow with time: the oldest of a webhook is the first one of its part of the index
+            " (select extract(epoch from db_now() - min(d.created_at))::float8 from webhooks w cross join lateral"
+            "  (select q.delivery_id from queue q where q.webhook_id = w.id order by q.delivery_id limit 1) oldest"
+            "  join deliveries d on d.id = oldest.delivery_id) as oldest_pending_s,"
             " (select count(*) from reports where state = 'pending') as pending_reports,"
             " (select count(*) from notices where finished_at is null) as notices_waiting,"
             " (select count(*) from events where orphaned_at is not null) as orphaned_events,"
@@ -85,7 +94,8 @@ async def read(database: Database) -> Overview:
             "  (select 1 from cursors where stream = 'validators' and kind = 'live')) as discovery_problem"
         )
         cursors = await connection.fetch(
-            "select stream, kind, first, position, stop, updated_at, problem, problem_since from cursors"
+            "select stream, kind, first, position, stop, updated_at, problem, problem_since, node,"
+            " unverified_from from cursors"
             " where stop is null or position < stop order by stream, kind desc, id"
         )
         known = await nodes.facts(connection)

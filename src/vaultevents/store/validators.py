@@ -12,6 +12,7 @@ from vaultevents.core.units import Address, Hash32, Pubkey, ValidatorIndex, hex_
 from vaultevents.core.validators import FAR_FUTURE_EPOCH, ValidatorRecord
 from vaultevents.store.cursors import EPOCH_STREAMS, backfill, lock_registry
 from vaultevents.store.pool import Connection, Database
+from vaultevents.store.versions import change_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ async def record(
         changed = [one for one in records if one.index in before and before[one.index] != one]
         if new or changed:
             await _upsert(connection, [*new, *changed])
-            await connection.execute("update registry set version = version + 1")
+            await change_version(connection, "registry")
             await _backfill_late(connection, before, [*new, *changed])
         await connection.execute(
             "update discovery set registry_size = greatest(registry_size, $1),"
@@ -113,7 +114,7 @@ async def set_span_times(database: Database, times_s: Mapping[int, int], time: C
             touched |= {tuple(row) for row in rows}
         if not touched:
             return
-        await connection.execute("update registry set version = version + 1")
+        await change_version(connection, "registry")
         first_time_s = await connection.fetchval(
             "select min(s.first_time_s) from vault_spans s"
             " join unnest($1::text[], $2::text[], $3::integer[]) as k (account_id, vault_id, ordinal)"

@@ -53,13 +53,19 @@ async def follow_audit(
 ) -> None:
     """Audit a stream, whose live cursor is there, at each of its nodes; never ends."""
     step = max(1, min(step, round(blocks_per_s * SPAN_S)))
-    cursors = await begun(source.stream, partial(_begin, source.stream, outbox, nodes))
     async with asyncio.TaskGroup() as group:
-        for cursor in cursors:
-            audit = run(source, outbox, cursor, step=step, poll_s=IDLE_POLLS * poll_s, pause_s=1 / blocks_per_s)
-            group.create_task(audit)
+        for node in nodes:
+            group.create_task(_follow_node(source, outbox, nodes, node, step, IDLE_POLLS * poll_s, 1 / blocks_per_s))
 
 
-async def _begin(stream: str, outbox: Outbox, nodes: Sequence[str]) -> list[Cursor]:
+async def _follow_node(
+    source: AuditSource, outbox: Outbox, nodes: Sequence[str], node: str, step: int, poll_s: float, pause_s: float
+) -> None:
+    while True:  # `run` returns when an older copy of the database has no such cursor
+        cursor = await begun(source.stream, partial(_begin, source.stream, outbox, nodes, node))
+        await run(source, outbox, cursor, step=step, poll_s=poll_s, pause_s=pause_s)
+
+
+async def _begin(stream: str, outbox: Outbox, nodes: Sequence[str], node: str) -> Cursor:
     await open_audits(outbox.database, stream, nodes)
-    return await outbox.audits(stream)
+    return await outbox.audit(stream, node)

@@ -20,7 +20,7 @@ from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
 from vaultevents.core.registry import Registry
 from vaultevents.core.units import Address
-from vaultevents.core.validators import ValidatorRecord, vault_of
+from vaultevents.core.validators import ValidatorRecord, validators_head, vault_of
 from vaultevents.store.accounts import registry as load_registry
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
@@ -49,7 +49,9 @@ class Discovery:
         self._time, self._poll_s = time, poll_s
         self._outbox = Outbox(database)
         self._met: dict[int, ValidatorRecord] = {}
-        self._refreshed_epoch = -1
+        self._adopted: dict[int, ValidatorRecord] = {}  # of those that were met
+        self._refreshed_epoch = self._known_through = -1
+        self._losses = database.losses
         self._told: str | None = ""  # what an earlier run has told is taken back, too
 
     def meet(self, records: Sequence[ValidatorRecord]) -> None:
@@ -85,6 +87,10 @@ class Discovery:
 
     async def step(self) -> None:
         """Brings everything that is known up to the present finality."""
+        if self._database.losses != self._losses:  # an older copy of the database may lack what was adopted
+            self._losses = self._database.losses
+            self._met = self._adopted | self._met
+            self._told = ""
         finalized_epoch = await self._beacon.finalized_epoch()
         registry = await load_registry(self._database)
         await self._place_spans(registry)
@@ -96,6 +102,15 @@ class Discovery:
             await self._refresh(state, vaults)
         if self._met:
             await self._adopt_met(vaults)
+
+    async def covers(self, epoch: int) -> bool:
+        """Whether the stored records have all activations and exits up to `epoch`; the beacon node is not asked."""
+        registry, state = await load_registry(self._database), await read_discovery(self._database)
+        if self._met or state.known_through is None or not registry.vault_addresses() <= state.scanned_vaults:
+            return False
+        final = (await self._chain.final_head()).number
+        placed = all(block > final for block in registry.blocks_without_time())
+        return placed and validators_head(epoch, state.known_through) >= epoch
 
     async def _place_spans(self, registry: Registry) -> None:
         """The times of first and last blocks that have become final since they were registered (E12)."""
@@ -109,7 +124,11 @@ class Discovery:
 
     async def _scan_if_due(self, vaults: frozenset[Address]) -> None:
         state = await read_discovery(self._database)
-        if vaults <= state.scanned_vaults and state.scan_age is not None and state.scan_age < RESCAN_AFTER:
+        went_back = (-1 if state.known_through is None else state.known_through) < self._known_through
+        if went_back:  # what was adopted since that copy was made is gone, those met in withdrawals as well
+            log.warning("discovery_went_back", known=self._known_through, stored=state.known_through)
+            self._refreshed_epoch = -1
+        elif vaults <= state.scanned_vaults and state.scan_age is not None and state.scan_age < RESCAN_AFTER:
             return
         log.info("validator_scan_started", vaults=len(vaults))
         scan = await self._beacon.scan(vaults)
@@ -130,11 +149,12 @@ class Discovery:
             finality, records, size = await self._beacon.finality(), [], state.size
         through = self._time.epoch_of(finality.block_slot)
         await self._adopt(records, vaults, size=size, known_through=through)
-        self._refreshed_epoch = finality.epoch
+        self._refreshed_epoch, self._known_through = finality.epoch, through
 
     async def _adopt_met(self, vaults: frozenset[Address]) -> None:
         met = dict(self._met)
         await self._adopt(list(met.values()), vaults)
+        self._adopted |= met
         for index in met:
             self._met.pop(index)
 

@@ -13,11 +13,21 @@ from typing import Protocol
 import structlog
 
 from vaultevents.chain.execution import ExecutionChain, Reverted
-from vaultevents.core.errors import DatabaseUnavailable, InputError, SourceUnavailable
+from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
 from vaultevents.core.events import Observation, ReportUpdateAvailable, project
 from vaultevents.core.logs import is_watched, owned
 from vaultevents.core.registry import Registry, Watched
-from vaultevents.core.reports import Report, decode_all, observe, read_report
+from vaultevents.core.reports import (
+    Report,
+    ReportInvalid,
+    ReportLog,
+    announced_cid,
+    check_file,
+    decode_all,
+    failure_kind,
+    observe,
+    read_report,
+)
 from vaultevents.core.reverts import revert_reason
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, checksum, hex_text
@@ -71,6 +81,17 @@ class Files(Protocol):
         ...
 
 
+async def read_published(files: Files, log: ReportLog) -> Report:
+    """Fetch the file of a report and read it.
+
+    Raises `SourceUnavailable` when no gateway gives the file (`NodeFault` when one gives other bytes), and
+    `ReportUndecodable` when the published file cannot be read: then every gateway would give the same.
+    """
+    announced_cid(log)
+    content = await files.fetch(log.cid, lambda found: check_file(found, log))
+    return await asyncio.to_thread(read_report, content, log)
+
+
 class Resolver:
     """Fetches, verifies and tells pending reports; any number of daemons may do so at once."""
 
@@ -95,16 +116,26 @@ class Resolver:
     async def _attempt(self, report: StoredReport) -> None:
         try:
             committed = await self.resolve(report)
-        except (SourceUnavailable, InputError) as error:  # the latter: what the chain calls a CID cannot be one
-            after_s = WAITS_S[min(report.attempts, len(WAITS_S) - 1)]
-            await postpone_report(self._outbox.database, report.id, str(error), after_s)
-            log.warning("report_waits", cid=report.log.cid, timestamp=report.log.timestamp, problem=str(error))
+        except (SourceUnavailable, ReportInvalid) as error:
+            await self.postpone(report, error)
         else:
             log.info("report_resolved", cid=report.log.cid, timestamp=report.log.timestamp, told=committed.inserted)
 
+    async def postpone(self, report: StoredReport, error: SourceUnavailable | ReportInvalid) -> None:
+        """Keep why a pending report was not resolved, and try it again later; an unreadable one after the longest wait.
+
+        A report that is not pending stays as it is.
+        """
+        kind = failure_kind(error)
+        last = len(WAITS_S) - 1
+        after_s = WAITS_S[last if kind == "undecodable" else min(report.attempts, last)]
+        await postpone_report(self._outbox.database, report.id, kind, str(error), after_s)
+        cid, timestamp = report.log.cid, report.log.timestamp
+        log.warning("report_waits", cid=cid, timestamp=timestamp, failure=kind, problem=str(error))
+
     async def resolve(self, stored: StoredReport, *, deliver: bool = True) -> Committed:
-        """The events of one report, committed with the mark that it is resolved. Raises `SourceUnavailable`."""
-        report = await self._verified(stored)
+        """Commit the events of one report with the mark that it is resolved. Raises what `read_published` raises."""
+        report = await read_published(self._files, stored.log)
         while True:
             registry = await self._outbox.registry()
             addresses = registry.vault_addresses()
@@ -113,19 +144,10 @@ class Resolver:
             if self._simulation is not None:
                 await _simulate(self._simulation, stored, {event.observation for event in events})
             outcome = await self._outbox.resolve(
-                stored.id, len(report.vaults), events, registry.version, deliver=deliver
+                stored.id, len(report.vaults), events, registry.version, deliver=deliver, log=stored.log
             )
             if not isinstance(outcome, Lost):
                 return outcome
-
-    async def _verified(self, stored: StoredReport) -> Report:
-        verified: list[Report] = []
-
-        def check(content: bytes) -> None:
-            verified.append(read_report(content, stored.log))
-
-        await self._files.fetch(stored.log.cid, check)
-        return verified[-1]
 
 
 async def _simulate(chain: ExecutionChain, stored: StoredReport, seen: Collection[Observation]) -> None:

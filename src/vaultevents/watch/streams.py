@@ -11,6 +11,7 @@ from typing import Literal
 from vaultevents.chain.beacon import BeaconChain
 from vaultevents.chain.execution import ExecutionChain
 from vaultevents.core.chaintime import ChainTime
+from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.units import Address
 from vaultevents.store.cursors import first_block, open_stream
 from vaultevents.store.outbox import Cursor, Outbox
@@ -118,8 +119,7 @@ async def follow(
     source, poll_s = stream.source, stream.poll_s
     cursor = await begun(source.stream, partial(_begin, stream, outbox))
     async with asyncio.TaskGroup() as group:
-        live = run(source, outbox, cursor, step=stream.step, poll_s=poll_s, on_advance=on_advance, hint=hint)
-        group.create_task(live)
+        group.create_task(_follow_live(stream, outbox, cursor, on_advance, hint))
         group.create_task(
             run_backfills(source, outbox, step=stream.backfill_step, poll_s=poll_s, on_advance=on_advance)
         )
@@ -131,6 +131,17 @@ async def follow(
             )
 
 
+async def _follow_live(
+    stream: Stream, outbox: Outbox, cursor: Cursor, on_advance: Callable[[Advanced], None], hint: Hint
+) -> None:
+    """Reads live from `cursor` on, and from the one that is begun anew where the database no longer has it."""
+    while True:
+        await run(
+            stream.source, outbox, cursor, step=stream.step, poll_s=stream.poll_s, on_advance=on_advance, hint=hint
+        )
+        cursor = await begun(stream.source.stream, partial(_begin, stream, outbox))
+
+
 async def _begin(stream: Stream, outbox: Outbox) -> Cursor:
     """Where the stream goes on; at the very first start its head, with a backfill for what lies before it (C9)."""
     name = stream.source.stream
@@ -139,5 +150,6 @@ async def _begin(stream: Stream, outbox: Outbox) -> Cursor:
         position, anchor = await stream.source.begin()
         await open_stream(outbox.database, name, position, anchor, stream.earliest)
         live = await outbox.live(name)
-    assert live is not None, "a live cursor is never removed"
+    if live is None:
+        raise DatabaseUnavailable(f"an older copy of the database took over while the stream '{name}' began")
     return live

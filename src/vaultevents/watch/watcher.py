@@ -12,7 +12,13 @@ from typing import TypeVar
 import structlog
 
 from vaultevents import metrics
-from vaultevents.core.errors import ChainDisagreement, DatabaseUnavailable, NodeFault, SourceUnavailable
+from vaultevents.core.errors import (
+    ChainDisagreement,
+    DatabaseUnavailable,
+    DatabaseUnusable,
+    NodeFault,
+    SourceUnavailable,
+)
 from vaultevents.core.spans import Span
 from vaultevents.core.units import checksum
 from vaultevents.store.audits import Comparison
@@ -28,6 +34,7 @@ log = structlog.get_logger("watch")
 T = TypeVar("T")
 SHOWN_IDS = 20
 SHOWN_ADDRESSES = 20
+UPGRADE = "install a version of vaultevents that knows this fork; until then nodes have to agree on its blocks"
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -98,6 +105,9 @@ async def advance(reader: Reader, outbox: Outbox, cursor: Cursor, *, deliver: bo
     if isinstance(outcome, Lost):
         return outcome
     _log_quarantine(cursor.stream, outcome.quarantine)
+    if reading.unverified is not None:
+        metrics.node_failure("unknown_form")
+        log.error("chain_form_unknown", stream=cursor.stream, since_block=reading.unverified, advice=UPGRADE)
     if outcome.compared is not None:
         _tell(cursor.stream, span, outcome.compared)
     elif outcome.different:
@@ -185,23 +195,38 @@ async def run(
     pause_s: float = 0.0,
     on_advance: Callable[[Advanced], None] = lambda _: None,
     hint: Hint | None = None,
-) -> None:
-    """Advances one cursor until it is done; a live one and an audit never are.
+) -> bool:
+    """Advances one cursor until it is done; False when the database no longer has it. A live one and an audit go on.
 
+    The stored cursor counts: it is read again after each failure of the database and each lost connection, since an
+    older copy of the database may have taken over. Raises `DatabaseUnusable` when the cursor of a replay is gone.
     With nothing new it looks again after `poll_s`, or as soon as `hint` is given.
     When an upstream or the database fails it waits and tries again, up to `patience` times in a row (None: for ever).
     It rests for `pause_s` for each position that it has read.
     """
     failures, waits, hint = 0, pauses(), hint or Hint()
     await outbox.note_problem(cursor, None)  # an earlier process may have left its own there
+    database = outbox.database
     with closing(Reader(source, step)) as reader:
+        losses, is_stored = database.losses, True
         while True:
             hinted = hint.next()  # before the head is asked for: none that comes meanwhile is missed
             try:
+                if not is_stored or database.losses != losses:
+                    losses = database.losses
+                    stored = await outbox.stored(cursor)
+                    if stored is None:
+                        _refuse_lost_replay(cursor)
+                        return False
+                    _log_went_back(cursor, stored)
+                    cursor, is_stored = stored, True
+                    if not failures:  # a copy may say what kept it earlier
+                        await outbox.note_problem(cursor, None)
                 outcome = await advance(reader, outbox, cursor, deliver=deliver)
-                if isinstance(outcome, Lost) or (isinstance(outcome, Idle) and cursor.kind == "audit"):
-                    cursor = await outbox.cursor(cursor.id)  # an audit may have been set back
+                # an audit may have been set back
+                is_stored = not (isinstance(outcome, Lost) or (isinstance(outcome, Idle) and cursor.kind == "audit"))
             except (SourceUnavailable, DatabaseUnavailable) as error:
+                is_stored = is_stored and not isinstance(error, DatabaseUnavailable)
                 if patience is not None and failures >= patience:
                     raise
                 if isinstance(error, ChainDisagreement):
@@ -225,7 +250,30 @@ async def run(
                 case Idle():
                     await until(hinted, poll_s)
                 case Done():
-                    return
+                    return True
+
+
+def _log_went_back(known: Cursor, stored: Cursor) -> None:
+    """Log that the stored cursor lies before the one that was known; a registration sets an audit back by design."""
+    is_other = (stored.position, stored.anchor) != (known.position, known.anchor)
+    if known.kind != "audit" and is_other and stored.position <= known.position:
+        log.warning(
+            "cursor_went_back",
+            stream=known.stream,
+            kind=known.kind,
+            known=known.position,
+            stored=stored.position,
+            reason="an older copy of the database took over, or another process followed a reorganisation",
+        )
+
+
+def _refuse_lost_replay(cursor: Cursor) -> None:
+    if cursor.kind == "replay":
+        raise DatabaseUnusable(
+            "the database no longer has the cursor of this replay, since an older copy of it took over: start the "
+            "replay again"
+        )
+    log.warning("cursor_gone", stream=cursor.stream, kind=cursor.kind, known=cursor.position)
 
 
 async def run_backfills(
@@ -245,6 +293,6 @@ async def run_backfills(
             open_now = []
         for cursor in open_now:
             log.info("backfill_started", stream=source.stream, first=cursor.position + 1, last=cursor.stop)
-            await run(source, outbox, cursor, step=step, poll_s=poll_s, on_advance=on_advance)
-            log.info("backfill_done", stream=source.stream, first=cursor.first, last=cursor.stop)
+            if await run(source, outbox, cursor, step=step, poll_s=poll_s, on_advance=on_advance):
+                log.info("backfill_done", stream=source.stream, first=cursor.first, last=cursor.stop)
         await asyncio.sleep(poll_s)
