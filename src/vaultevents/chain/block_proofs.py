@@ -27,6 +27,9 @@ from vaultevents.core.logs import Header, Log
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Hash32
 
+CHEAP_BLOCKS = 8
+"""A live question about no more blocks is put to a second node when the first is late."""
+
 
 class Budget:
     """How many blocks may be read for their blooms alone: a bucket that holds what is allowed in one day."""
@@ -71,6 +74,10 @@ class ReadOptions:
     batches_at_once: int
     receipt_limit_bytes: int
 
+    def may_hedge(self, blocks: int) -> bool:
+        """Whether a question about so many blocks is put to a second node when the first is late."""
+        return self.urgent and blocks <= CHEAP_BLOCKS
+
 
 async def prove_blocks(
     nodes: Endpoints[RpcNode],
@@ -92,7 +99,7 @@ async def prove_blocks(
 
     async def prove(some: Sequence[Wanted]) -> list[BlockLogs]:
         try:
-            return await nodes.ask(partial(read, some=some))
+            return await nodes.ask(partial(read, some=some), hedge=options.may_hedge(len(some)))
         except SourceUnavailable:
             if len(some) == 1 and (some[0][0] in known or some[0][1] is None):
                 raise
@@ -119,7 +126,8 @@ async def _with_transactions(
     found = {block.header.number: block for block in blocks}
     watched = [block for block in blocks if query.watched_content(block.logs)]
     for some in chunks(watched, nodes.nodes[0].receipts_at_once):
-        for block in await nodes.ask(partial(prove_transactions, blocks=some)):
+        prove = partial(prove_transactions, blocks=some)
+        for block in await nodes.ask(prove, hedge=options.may_hedge(len(some))):
             found[block.header.number] = block
     return [found[block.header.number] for block in blocks]
 

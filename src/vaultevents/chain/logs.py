@@ -315,7 +315,7 @@ class _Reading:
 
     async def _ask(self, question: Callable[[RpcNode], Awaitable[T]]) -> T:
         """What is proven may come from any node."""
-        return await self._nodes.ask(question)
+        return await self._nodes.ask(question, hedge=self._options.may_hedge(len(self._span)))
 
     def result(self) -> LogRange:
         """What was read."""
