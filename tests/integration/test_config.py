@@ -53,7 +53,15 @@ def test_every_default_that_a_shipped_file_shows_is_the_default(tmp_path: Path, 
     """Lines such as `# batch_size = 100` may be uncommented without changing anything; examples are marked by words."""
     examples = (
         *("data_dir", "database_url", "master_key_file", "allow", "ca_file", "plain_signature_header"),
-        *("certificate_file", "key_file", "public_origins", "trusted_proxies", "operator_secret_file", "webhook_url"),
+        *(
+            "certificate_file",
+            "key_file",
+            "public_origins",
+            "trusted_proxies",
+            "operator_secret_file",
+            "webhook_url",
+            "ask = ",
+        ),
     )
     shown = []
     for line in (SHIPPED / f"{network}.toml").read_text().splitlines():
@@ -117,8 +125,15 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         (MINIMAL + "[execution]\nurls = ['http://[::1']\n", "a node's URL has a host, and a port from 1 to 65535"),
         (
             MINIMAL + "[execution]\nurls = ['http://one', 'http://two']\nagreement = 3\n",
-            "agreement is 3, and 2 nodes are configured: name more in urls",
+            "the key 'execution.agreement' is not known: remove it: every node is asked, and one honest node suffices",
         ),
+        (
+            MINIMAL + "[execution]\nsuspicion_share = 0.5\n",
+            "remove it: blocks with events are proven by their receipts now",
+        ),
+        (MINIMAL + "[execution]\nask = 0\n", "'execution.ask' should be greater than or equal to 1"),
+        (MINIMAL + "[execution]\nblooms_per_day = -1\n", "should be greater than or equal to 0"),
+        (MINIMAL + "[execution]\ncompleteness = 'most'\n", "'execution.completeness' should be 'union' or 'receipts'"),
         (MINIMAL + "[execution]\npoll_interval_s = 0\n", "'execution.poll_interval_s' should be greater than 0"),
         (MINIMAL + "[execution]\npoll_interval_s = inf\n", "'execution.poll_interval_s' should be a finite number"),
         (MINIMAL + "[execution]\npoll_interval_s = true\n", "'execution.poll_interval_s' should not be true or false"),

@@ -243,10 +243,14 @@ async def test_what_is_wrong_with_nodes_is_counted_by_its_kind() -> None:
 
         with pytest.raises(type(error)):
             await endpoints.ask(asked)
-    told = samples()
+    for kind in ("chain_disagreement", "anchor_silent", "unknown_form"):
+        metrics.node_failure(kind)
+    metrics.blooms(3, 2)
+    counted = samples()
     assert {
-        key[1]: value for key, value in told.items() if key[0] == "vaultevents_node_failures_total"
+        key[1]: value for key, value in counted.items() if key[0] == "vaultevents_node_failures_total"
     } == dict.fromkeys(metrics.NODE_FAILURES.known, 1)
+    assert [counted["vaultevents_blooms_total", outcome] for outcome in ("settled", "unsettled")] == [3, 2]
     assert b"node.example" not in metrics.text(None)
 
 
