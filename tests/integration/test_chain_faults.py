@@ -487,14 +487,22 @@ async def test_answers_that_are_too_large_together_are_asked_apart(made: World) 
         assert log_facts((await nodes.read_logs(SPAN, watched(made), None)).logs) == truth(made, SPAN)
 
 
-@pytest.mark.parametrize("status", [500, 503])
-async def test_a_passing_fault_is_waited_out_at_the_same_node(made: World, status: int) -> None:
-    server = Hostile(made, whole=lambda _: None if server.exchanges % 3 == 0 else web.Response(status=status))
+PASSING: dict[str, Callable[[bytes], web.StreamResponse]] = {
+    "status 500": lambda _: web.Response(status=500),
+    "status 503": lambda _: web.Response(status=503),
+    "HTML with 200": lambda _: web.Response(text="<html>Bad gateway</html>"),
+    "JSON that is cut": lambda body: web.Response(body=body[: len(body) // 2]),
+}
+
+
+@pytest.mark.parametrize("fault", PASSING)
+async def test_a_passing_fault_is_waited_out_at_the_same_node(made: World, fault: str) -> None:
+    server = Hostile(made, whole=lambda body: None if server.exchanges % 3 == 0 else PASSING[fault](body))
     options = ExecutionOptions(retry_wait_s=0.01, batches_at_once=1)  # so that the third attempt is that of one batch
     async with reading(server, options=options) as nodes:
         assert log_facts((await nodes.read_logs(SPAN, watched(made), None)).logs) == truth(made, SPAN)
         assert nodes.counters.retries > 0
-        assert nodes.counters.unavailable == 0
+        assert nodes.counters.unavailable == nodes.counters.node_faults == 0
 
 
 async def test_retry_after_is_honoured(made: World) -> None:

@@ -163,6 +163,26 @@ async def test_spans_that_are_too_full_become_shorter_and_longer_again() -> None
     assert lengths == [400, 100, 25, 6, 12, 24, 48, 96]
 
 
+@pytest.mark.parametrize("stop", [None, 10_000])
+async def test_spans_become_shorter_with_every_fault_down_to_one_block_and_grow_again(stop: int | None) -> None:
+    source = Written(head=10_000)
+    at, lengths = cursor(stop=stop), []
+    with closing(Reader(source, 12)) as reader:
+        source.failing.add(10)
+        for _ in range(5):
+            span = await next_span(reader, at)
+            assert span is not None
+            lengths.append(len(span))
+            with pytest.raises(SourceUnavailable):
+                await reader.read(span, at, REGISTRIES[0])
+        source.failing.clear()
+        while len(lengths) < 12:
+            span, at = await turn(reader, at)
+            lengths.append(len(span))
+    assert lengths[:6] == [12, 6, 3, 1, 1, 1]
+    assert lengths[-1] == 12 and lengths[5:] == sorted(lengths[5:])
+
+
 async def test_vaults_that_are_added_during_a_backfill_lose_nothing(database: Database) -> None:
     """Through the real source: each registration changes the ground of what was read ahead."""
     made = World(12, events_per_block=2)
