@@ -117,11 +117,11 @@ async def _anchored(nodes: Endpoints[RpcNode], anchor: Anchor, found: Header) ->
     if final is not None and final.number is not None and final.number < found.number:
         payload, found = final, await nodes.ask(partial(read_header, number=final.number))
     if payload is not None:
-        _compare(anchor, found, payload)
+        _compare(nodes, anchor, found, payload)
     return found
 
 
-async def check_blocks(anchor: Anchor, headers: Iterable[Header]) -> None:
+async def check_blocks(nodes: Endpoints[RpcNode], anchor: Anchor, headers: Iterable[Header]) -> None:
     """Hold blocks against the beacon chain; raises `ChainDisagreement`. Where it is silent, nothing is said."""
 
     async def check(header: Header) -> None:
@@ -130,15 +130,16 @@ async def check_blocks(anchor: Anchor, headers: Iterable[Header]) -> None:
         except SourceUnavailable:
             return  # logged when the finalized block was to be confirmed
         if payload is not None:
-            _compare(anchor, header, payload)
+            _compare(nodes, anchor, header, payload)
 
     await together((partial(check, header) for header in headers), _AT_ONCE)
 
 
-def _compare(anchor: Anchor, header: Header, payload: Payload) -> None:
+def _compare(nodes: Endpoints[RpcNode], anchor: Anchor, header: Header, payload: Payload) -> None:
     if (payload.number, payload.hash) != (header.number, header.hash):
+        names = ", ".join(node.name for node in nodes.nodes)
         raise ChainDisagreement(
-            IN_USE,
+            f"the execution nodes in use ({names})",
             f"give block {header.number} as {hex_text(header.hash)}, and {anchor.name} has block {payload.number}, "
             f"{hex_text(payload.hash)}, in that place; nothing is sent until they agree: find out which of them "
             "follows the chain",
