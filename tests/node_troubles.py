@@ -25,7 +25,7 @@ from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 from vaultevents.watch.hint import Hint
 from vaultevents.watch.logs import LogsSource
-from vaultevents.watch.streams import Stream, follow
+from vaultevents.watch.streams import Audit, Stream, follow
 from worlds import in_background, open_at, register, rows, whole
 
 BLOCKS, FORK, BEGUN = 120, 40, 60
@@ -139,7 +139,9 @@ async def followed(
             stack.push_async_callback(server.stop)
         chain = await stack.enter_async_context(ExecutionChain(urls, head=HeadPolicy(), options=options, anchor=anchor))
         chain.expect(Identity(world.chain.chain_id, Hash32(genesis.hash)))
-        stream = Stream(LogsSource(chain), "block", first_block, 10, 0.02, backfill_step=10)
+        source = LogsSource(chain)
+        audit = Audit(source, chain.nodes, source.head)
+        stream = Stream(source, "block", first_block, 10, 0.02, backfill_step=10, audit=audit)
         async with in_background(follow(stream, Outbox(database), lambda _: None, Hint())):
             yield Story(database, world, tuple(map(node_name, urls)))
 

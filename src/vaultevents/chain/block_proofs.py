@@ -58,8 +58,9 @@ class ReadOptions:
     `is_final`: no block of the span can be replaced. `urgent`: do not wait for slow nodes. `most`: how many nodes are
     asked; None: all. `only`: ask this node alone. `all_possible`: read each block that may hold a watched log.
     `budget`: where a single node answers, how many of these are read. `anchored`: a header that is known to be on the
-    chain. `strict`: the rules of public networks hold, which a development chain may break: two blocks never have the
-    same time, and transactions make up the root in their header.
+    chain. `checkpoint`: the number and hash of a final block that was read before. `strict`: the rules of public
+    networks hold, which a development chain may break: two blocks never have the same time, and transactions make up
+    the root in their header.
     """
 
     every_header: bool
@@ -70,6 +71,7 @@ class ReadOptions:
     all_possible: bool
     budget: Budget
     anchored: Header | None
+    checkpoint: tuple[int, Hash32] | None
     strict: bool
     batch_size: int
     batches_at_once: int

@@ -164,6 +164,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         self._confirmed: Header | None = None
         self._live_budget = Budget(self._options.blooms_per_day)
         self._past_budget = Budget(self._options.blooms_per_day)
+        self._checkpoint: tuple[int, Hash32] | None = None
         self._oldest_receipts: tuple[int | None, float] | None = None
         self.anchor = anchor
         super().__init__("execution", urls, self._options.patience, Counters())
@@ -244,6 +245,11 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         if policy.depth == 0:
             return found.header
         return await read_header(node, max(0, found.header.number - policy.depth))
+
+    def remember(self, number: int, block_hash: Hash32) -> None:
+        """Note a final block that was read: from now on no node is asked for logs that has another one there."""
+        if self._checkpoint is None or number > self._checkpoint[0]:
+            self._checkpoint = (number, block_hash)
 
     async def header(self, number: int) -> Header:
         """The header at a height; `SourceUnavailable` when no node has it."""
@@ -345,6 +351,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
             all_possible=options.completeness == "receipts",
             budget=self._live_budget if live else self._past_budget,
             anchored=self._confirmed,
+            checkpoint=None if live else self._checkpoint,
             strict=options.strict,
             batch_size=options.batch_size,
             batches_at_once=options.batches_at_once,

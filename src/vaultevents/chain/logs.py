@@ -70,7 +70,7 @@ async def read_logs(
     """
     has_next = options.is_final and options.anchored is not None and span.last < options.anchored.number
     answers = await nodes.ask_each(
-        partial(read_claims, span=span, query=query, parent=parent, has_next=has_next),
+        partial(read_claims, span=span, query=query, parent=parent, has_next=has_next, checkpoint=options.checkpoint),
         most=options.most,
         only=options.only,
         urgent=options.urgent,
