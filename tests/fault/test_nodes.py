@@ -26,10 +26,10 @@ from node_troubles import (
     is_on_another_fork,
     world_of,
 )
-from patience import PATIENCE_S, until
-from vaultevents.chain import proofs, settling
+from patience import PATIENCE_S
+from vaultevents.chain import logs, verification
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
-from vaultevents.core.errors import NodeFault
+from vaultevents.chain.log_range import LogQuery
 from vaultevents.core.spans import Span
 from vaultevents.devnet.blocks import FULL_BLOCK_LOGS, PlacedLog
 from vaultevents.devnet.chain import Absent, At, Chain, Lag
@@ -41,7 +41,7 @@ from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 from vaultevents.watch import watcher
 from vaultevents.watch.logs import LogsSource
-from worlds import Rows, drive, rows
+from worlds import Rows, drive, rows, truth, whole
 
 pytestmark = pytest.mark.fault
 
@@ -239,35 +239,24 @@ async def replayed(database: Database, world: World, server: ExecutionServer) ->
     return await rows(database)
 
 
-async def test_full_blocks_are_read_but_a_build_that_takes_each_positive_bloom_for_a_fault_stalls(
-    database: Database, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("budget", [10_000, 0])
+async def test_full_blocks_whose_blooms_are_all_positive_by_chance_stall_nothing(
+    database: Database, budget: int
 ) -> None:
-    """Every bloom of these blocks is positive by chance; one node alone."""
-    distrusted = 0
-
-    async def distrust(node: Any, _nodes: Any, part: Any, _terms: Any) -> None:
-        nonlocal distrusted
-        if part.unanswered(sorted(part.headers)):
-            distrusted += 1
-            raise NodeFault(node.name, "a bloom is positive and there is no log")
-
     chain = Chain(38)
     chain.filler_logs = FULL_BLOCK_LOGS
     world = world_of(38, 30, chain)
-    options = ExecutionOptions(retry_wait_s=0.01, lone_rereads=2)
-    with monkeypatch.context() as broken:
-        broken.setattr(settling, "_ask_another", distrust)
-        async with followed(database, world, ExecutionServer(chain), begun=0, options=options) as story:
-            await until(lambda: distrusted >= 3)
-            ending = await story.ending(patience_s=0.5)
-            assert ending.lost > 0 and ending.extra == 0
-            broken.undo()
-            assert (await story.ending()).is_right
+    node = ExecutionServer(chain)
+    options = ExecutionOptions(retry_wait_s=0.01, blooms_per_day=budget)
+    async with followed(database, world, node, begun=0, options=options) as story:
+        assert (await story.ending()).is_right
+    held = {number for number, *_ in truth(world, whole(world))}
+    asked = node.calls["eth_getBlockReceipts"]
+    assert asked > len(held) if budget else asked <= len(held)
 
 
 async def test_a_build_without_the_bloom_check_loses_logs(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proofs, "unanswered", lambda *_: False)
-    monkeypatch.setattr(settling, "_doubtful", lambda part, terms: proofs.watched_blocks(part.blocks, terms.watched))
+    monkeypatch.setattr(LogQuery, "may_be_in", lambda *_: False)
     world = world_of(32)
     node = ExecutionServer(world.chain)
     node.faults.once(Fault.EMPTY_LOGS, 4)
@@ -277,10 +266,11 @@ async def test_a_build_without_the_bloom_check_loses_logs(database: Database, mo
     assert ending.lost > 0 and ending.extra == 0
 
 
-async def test_a_build_that_reads_by_number_only_believes_another_fork(
+async def test_a_build_that_neither_links_blocks_nor_compares_nodes_believes_another_fork(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proofs, "check_parent", lambda *_: None)
+    monkeypatch.setattr(verification, "check_parent", lambda *_: None)
+    monkeypatch.setattr(logs, "_same_chain", lambda claims, *_: claims[:1])
     world = world_of(31)
     bad, good = (ExecutionServer(world.chain) for _ in range(2))
     is_on_another_fork(bad, world)

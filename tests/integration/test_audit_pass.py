@@ -12,13 +12,16 @@ from patience import until_true
 from store_stories import assert_ledger, values, webhook
 from vaultevents import metrics
 from vaultevents.chain.execution import ExecutionOptions
+from vaultevents.chain.log_range import LogQuery
+from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.units import Address
 from vaultevents.devnet.blocks import PlacedLog
 from vaultevents.devnet.chain import At, Lag
 from vaultevents.devnet.execution import ExecutionServer
+from vaultevents.devnet.faults import Fault
 from vaultevents.devnet.node import Node
 from vaultevents.devnet.world import World
-from vaultevents.store.cursors import open_audit, open_stream
+from vaultevents.store.cursors import open_audits, open_stream
 from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.store.pool import Database
 from vaultevents.watch.audit import AuditSource
@@ -59,11 +62,19 @@ def forgetful(world: World) -> ExecutionServer:
 
 
 async def audited(source: LogsSource | ReportsSource, outbox: Outbox, step: int = 20) -> list[dict[str, Any]]:
-    """One pass of the audit from where it stands; gives what it logged as errors."""
-    await open_audit(outbox.database, source.stream)
+    """Let the audit of each node pass once from where it stands; return what was logged as errors."""
+    nodes = source._chain.nodes
+    await open_audits(outbox.database, source.stream, nodes)
     with capture_logs() as logs:
-        await drive(AuditSource(source, outbox, source.head), outbox, await outbox.audit(source.stream), step)
+        for node in nodes:
+            cursor = await outbox.audit(source.stream, node)
+            await drive(AuditSource(source, outbox, source.head), outbox, cursor, step)
     return [dict(line) for line in logs if line["log_level"] == "error"]
+
+
+async def audit_of(source: LogsSource, outbox: Outbox) -> Cursor:
+    """The audit cursor of the preferred node."""
+    return await outbox.audit("logs", source._chain.nodes[0])
 
 
 async def backfilled(database: Database, world: World, source: LogsSource) -> Outbox:
@@ -96,26 +107,82 @@ async def test_what_a_lone_node_hid_from_the_backfill_is_stored_once_and_deliver
         assert await audited(source, outbox) == []
 
 
-async def test_an_audit_that_believes_ranges_would_not_see_it(
+async def test_an_audit_of_a_lone_node_without_blooms_would_not_see_it(
     database: Database, made: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Cursor, "every_header", property(lambda cursor: cursor.kind == "live"))
+    monkeypatch.setattr(LogQuery, "may_be_in", lambda *_: False)
     async with reading(forgetful(made), options=QUICK) as source:
         outbox = await backfilled(database, made, source)
         assert await audited(source, outbox, step=50) == []
         assert await rows(database) != made.expected()
 
 
-async def test_another_node_than_the_one_that_hid_it_is_asked_first(database: Database, made: World) -> None:
+async def test_what_one_node_hid_while_the_other_was_away_is_found_when_that_one_is_audited(
+    database: Database, made: World
+) -> None:
     liar, honest = forgetful(made), ExecutionServer(made.chain)
+    honest.faults.rates = {Fault.HTTP_500: 1.0}
     async with reading(liar, honest, options=QUICK) as source:
         outbox = await backfilled(database, made, source)
-        assert (await rows(database)).keys() < made.expected().keys()
-        before = liar.calls["eth_getBlockByNumber"]
-        await audited(source, outbox)
+        hidden = made.expected().keys() - (await rows(database)).keys()
+        assert hidden
+        honest.faults.stop()
+        errors = await audited(source, outbox)
+        assert await rows(database) == made.expected()
+        assert {line["event"] for line in errors} == {"events_were_missing"}
+        assert sum(line["number"] for line in errors) == len(hidden)
+        await assert_ledger(database)
+        named = source._chain.memories()[0]
+        assert named.state != "open" or "hides logs" in (named.problem or "")
+        async with database.transaction() as connection:
+            await connection.execute("update cursors set position = first - 1, anchor = null where kind = 'audit'")
+        disproved = source._chain.counters.claims_disproved
+        assert await audited(source, outbox) == [], "what is stored is proven although this node hides it"
+        assert source._chain.counters.claims_disproved > disproved
     assert await rows(database) == made.expected()
-    assert liar.calls["eth_getBlockByNumber"] - before < 20, "it was asked for heads alone"
-    assert source._chain.counters.node_faults == 0
+
+
+async def test_the_union_hides_nothing_from_a_backfill_so_audits_find_nothing(database: Database, made: World) -> None:
+    async with reading(forgetful(made), ExecutionServer(made.chain), options=QUICK) as source:
+        outbox = await backfilled(database, made, source)
+        assert await rows(database) == made.expected()
+        assert await audited(source, outbox) == []
+
+
+async def test_each_node_has_an_audit_of_its_own_and_one_that_is_gone_has_none(database: Database, made: World) -> None:
+    outbox = Outbox(database)
+    await register(database, made)
+    await open_at(database, made, BACKFILLED)
+
+    async def audits() -> dict[str, int]:
+        async with database.transaction() as connection:
+            found = await connection.fetch("select node, position from cursors where kind = 'audit'")
+        return {row["node"]: row["position"] for row in found}
+
+    first = min(registration.first_block for registration in made.registrations)
+    await open_audits(database, "logs", ["one", "two"])
+    assert await audits() == {"one": first - 1, "two": first - 1}
+    one = await outbox.audit("logs", "one")
+    async with database.transaction() as connection:
+        await connection.execute("update cursors set position = 50 where id = $1", one.id)
+    await open_audits(database, "logs", ["one", "three"])
+    assert await audits() == {"one": 50, "three": first - 1}
+    assert (await outbox.audit("logs", "one")).node == "one"
+    with pytest.raises(DatabaseUnavailable):
+        await outbox.audit("logs", "two")
+
+
+async def test_an_audit_from_before_there_was_one_for_each_node_is_continued_by_all(
+    database: Database, made: World
+) -> None:
+    await register(database, made)
+    await open_at(database, made, BACKFILLED)
+    async with database.transaction() as connection:
+        await connection.execute("insert into cursors (stream, kind, first, position) values ('logs', 'audit', 1, 33)")
+    await open_audits(database, "logs", ["one", "two"])
+    async with database.transaction() as connection:
+        found = await connection.fetch("select node, position from cursors where kind = 'audit' order by node")
+    assert [tuple(row) for row in found] == [("one", 33), ("two", 33)]
 
 
 async def test_altered_and_invented_rows_are_told_and_counted_and_left(database: Database, made: World) -> None:
@@ -170,21 +237,21 @@ async def test_it_waits_for_backfills_and_finality_and_goes_back_for_a_vault_add
         await add_vault(database, first)
         await open_at(database, made, 60)
         assert await audited(source, outbox) == []
-        assert (await outbox.audit("logs")).position == first.first_block - 1, "the backfill has not begun"
+        assert (await audit_of(source, outbox)).position == first.first_block - 1, "the backfill has not begun"
         await read_to_head(source, outbox)
         made.chain.finalized = At(70)
         assert await audited(source, outbox) == []
-        assert (await outbox.audit("logs")).position == 70
+        assert (await audit_of(source, outbox)).position == 70
         for one in later:
             await add_vault(database, one)
-        held = await outbox.audit("logs")
+        held = await audit_of(source, outbox)
         assert (held.position, held.anchor) == (min(one.first_block for one in later) - 1, None)
         assert await audited(source, outbox) == []
-        assert await outbox.audit("logs") == held
+        assert await audit_of(source, outbox) == held
         made.chain.finalized = Lag(2)
         await read_to_head(source, outbox)
         assert await audited(source, outbox) == []
-        assert (await outbox.audit("logs")).position == made.chain.finalized_number
+        assert (await audit_of(source, outbox)).position == made.chain.finalized_number
 
 
 async def test_the_daemon_s_streams_are_audited_at_the_rate_that_is_set(database: Database, made: World) -> None:
@@ -195,7 +262,7 @@ async def test_the_daemon_s_streams_are_audited_at_the_rate_that_is_set(database
         stream = logs_stream(source._chain, Steps(50, 50, 0.02))
 
         async def has_read_two_spans() -> bool:
-            return await rows(database) == made.expected() and (await outbox.audit("logs")).position > 50
+            return await rows(database) == made.expected() and (await audit_of(source, outbox)).position > 50
 
         begun_s = asyncio.get_running_loop().time()
         async with in_background(follow(stream, outbox, lambda _: None, Hint(), audit_per_s=20)):

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from vaultevents.chain import receipts
 from vaultevents.chain.circuits import LONGEST_PAUSE_S
-from vaultevents.chain.endpoints import Endpoints
-from vaultevents.chain.lines import Counters, Line, Passing
+from vaultevents.chain.endpoints import LATE_IN_A_ROW, Endpoints
+from vaultevents.chain.lines import Counters, DataUnavailable, Held, Line, Passing
 from vaultevents.chain.pacing import Lateness
 from vaultevents.chain.urls import node_name, scrub
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, WrongNetwork
@@ -122,14 +123,179 @@ async def test_a_node_of_another_network_is_refused_and_looked_at_again_later() 
         await pool.ask(ask)
 
 
-async def test_what_checks_on_an_earlier_answer_goes_to_another_node_while_one_is_in_use() -> None:
-    first, second = Node("a"), Node("b")
+def kinds(of: type[SourceUnavailable]) -> set[type[SourceUnavailable]]:
+    assert issubclass(receipts.OtherBlock, SourceUnavailable)  # all modules with errors are loaded
+    return {of}.union(*(kinds(kind) for kind in of.__subclasses__()))
+
+
+@pytest.mark.parametrize("kind", sorted(kinds(SourceUnavailable) - kinds(Passing) - {Held}, key=str))
+async def test_whatever_all_nodes_fail_with_is_one_error_of_that_kind(kind: type[SourceUnavailable]) -> None:
+    pool, _ = endpoints(Node("a", SourceUnavailable("a", "is down")), Node("b", kind("b", "cannot")))
+    with pytest.raises(kind, match="all 2 nodes: none could answer: a: is down; b: ") as caught:
+        await pool.ask(ask)
+    assert type(caught.value) is kind
+
+
+async def test_all_nodes_are_asked_at_once_and_answer_in_their_order() -> None:
+    nodes = [Node(name) for name in "abc"]
+    pool, _ = endpoints(*nodes)
+    going: set[str] = set()
+    all_asked = asyncio.Event()
+
+    async def wait_for_all(node: Node) -> str:
+        going.add(node.name)
+        if len(going) == len(nodes):
+            all_asked.set()
+        await all_asked.wait()
+        return await node.answer()
+
+    found = await pool.ask_each(wait_for_all, urgent=False)
+    assert [(node.name, answer) for node, answer in found] == [("a", "a"), ("b", "b"), ("c", "c")]
+    assert [name for _, name in await pool.ask_each(ask, most=2, urgent=True)] == ["a", "b"]
+    assert [name for _, name in await pool.ask_each(ask, only="c", urgent=True)] == ["c"]
+
+
+async def test_those_that_fail_are_left_out_and_set_aside() -> None:
+    first, second, third = Node("a", NodeFault("a", "lies")), Node("b"), Node("c", SourceUnavailable("c", "is down"))
+    pool, clock = endpoints(first, second, third)
+    assert [name for _, name in await pool.ask_each(ask, urgent=False)] == ["b"]
+    assert [node.line.circuit.state(clock.now_s) for node in (first, second, third)] == ["open", "closed", "open"]
+    await pool.ask_each(ask, urgent=False)
+    assert (first.asked, second.asked, third.asked) == (1, 2, 1), "they are left alone during their pause"
+    assert [name for _, name in await pool.ask_each(ask, most=1, urgent=False)] == ["b"], "the first one in use"
+
+
+async def test_where_no_node_answers_all_errors_are_raised_together() -> None:
+    pool, _ = endpoints(Node("a", SourceUnavailable("a", "is down")), Node("b", NodeFault("b", "lies")))
+    for _ in range(2):  # in use, and all set aside
+        with pytest.raises(SourceUnavailable) as caught:
+            await pool.ask_each(ask, urgent=False)
+        assert "a: is down" in str(caught.value) and "b: lies" in str(caught.value)
+
+
+async def test_the_only_node_that_is_wanted_is_asked_also_while_it_is_set_aside() -> None:
+    first, second = Node("a", SourceUnavailable("a", "is down")), Node("b")
     pool, _ = endpoints(first, second)
-    assert await pool.ask(ask, second=True) == "b"
-    second.error = SourceUnavailable("b", "is down")
-    assert await pool.ask(ask, second=True) == "a"
-    assert await pool.ask(ask, second=True) == "a"
-    assert second.asked == 2, "a node that was set aside is not asked for this either"
+    await pool.ask(ask)
+    with pytest.raises(SourceUnavailable, match="a: is down"):
+        await pool.ask_each(ask, only="a", urgent=False)
+    first.error = None
+    assert [name for _, name in await pool.ask_each(ask, only="a", urgent=False)] == ["a"]
+
+
+class Waiting:
+    """A question that some nodes answer only when they are released."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+        self.cancelled: list[str] = []
+        self.released = asyncio.Event()
+
+    async def __call__(self, node: Node) -> str:
+        if node.name in self._names:
+            try:
+                await self.released.wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(node.name)
+                raise
+        return await node.answer()
+
+
+async def test_an_urgent_question_leaves_late_nodes_and_one_that_is_not_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Lateness, "_UNKNOWN_S", 0.05)
+    pool, clock = endpoints(Node("a"), Node("b"))
+    late = Waiting("a")
+    for nth in range(1, LATE_IN_A_ROW + 1):
+        assert [name for _, name in await pool.ask_each(late, urgent=True)] == ["b"]
+        assert late.cancelled == ["a"] * nth
+    (circuit, _) = (node.line.circuit for node in pool.nodes)
+    assert (circuit.state(clock.now_s), circuit.problem) == ("open", f"was late {LATE_IN_A_ROW} times in a row")
+    clock.now_s += 1e6
+    assert [name for _, name in await pool.ask_each(ask, urgent=False)] == ["a", "b"]
+    asking = asyncio.create_task(pool.ask_each(late, urgent=False))
+    await asyncio.sleep(0.2)
+    assert not asking.done()
+    late.released.set()
+    assert [name for _, name in await asking] == ["a", "b"]
+
+
+async def test_a_lone_late_node_is_waited_for_although_it_is_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lateness, "_UNKNOWN_S", 0.01)
+    pool, _ = endpoints(Node("a"), Node("b", SourceUnavailable("b", "is down")))
+    late = Waiting("a")
+    asking = asyncio.create_task(pool.ask_each(late, urgent=True))
+    await asyncio.sleep(0.1)
+    assert not asking.done()
+    late.released.set()
+    assert [name for _, name in await asking] == ["a"]
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+async def test_a_node_on_trial_delays_nobody_and_gives_its_place_back(
+    urgent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lateness, "_UNKNOWN_S", 0.05)
+    first, second = Node("a", SourceUnavailable("a", "is down")), Node("b")
+    pool, clock = endpoints(first, second)
+    await pool.ask_each(ask, urgent=urgent)
+    clock.now_s += 31
+    first.error = None
+    late = Waiting("a")
+    assert [name for _, name in await pool.ask_each(late, urgent=urgent)] == ["b"]
+    assert late.cancelled == ["a"]
+    assert first.line.circuit.is_usable(clock.now_s), "the next question finds out"
+    assert [name for _, name in await pool.ask_each(ask, urgent=urgent)] == ["a", "b"]
+    assert first.line.circuit.state(clock.now_s) == "closed"
+
+
+async def test_what_a_node_does_not_have_neither_sets_it_aside_nor_ends_its_pause() -> None:
+    first, second = Node("a", DataUnavailable("a", "has no such block")), Node("b")
+    pool, clock = endpoints(first, second)
+    assert await pool.ask(ask) == "b"
+    assert first.line.circuit.state(clock.now_s) == "closed"
+    pool.accuse(first, "hides logs of block 7")
+    second.error = DataUnavailable("b", "has no such block")
+    with pytest.raises(DataUnavailable):
+        await pool.ask(ask)
+    assert [node.line.circuit.state(clock.now_s) for node in (first, second)] == ["open", "closed"]
+    clock.now_s += 31
+    with pytest.raises(DataUnavailable):
+        await pool.ask(ask)
+    assert first.line.circuit.state(clock.now_s) == "closed"
+
+
+async def test_a_cancelled_question_cancels_those_to_all_nodes() -> None:
+    pool, _ = endpoints(Node("a"), Node("b"))
+    late = Waiting("a", "b")
+    asking = asyncio.create_task(pool.ask_each(late, urgent=False))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert sorted(late.cancelled) == ["a", "b"]
+
+
+async def test_a_node_of_another_network_is_no_witness() -> None:
+    async def admit(node: Node) -> None:
+        if node.name == "a":
+            raise WrongNetwork("a is of another network")
+
+    first, second = Node("a"), Node("b")
+    pool, _ = endpoints(first, second, admit=admit)
+    assert [name for _, name in await pool.ask_each(ask, urgent=False)] == ["b"]
+    assert first.asked == 0
+
+
+async def test_an_accused_node_is_set_aside_with_the_proof() -> None:
+    first, second = Node("a"), Node("b")
+    pool, clock = endpoints(first, second)
+    pool.accuse(first, "hides logs of block 7")
+    assert (first.line.circuit.state(clock.now_s), first.line.circuit.problem) == ("open", "hides logs of block 7")
+    assert (first.line.counters.node_faults, first.line.at_fault) == (1, True)
+    assert await pool.ask(ask) == "b"
+    assert [name for _, name in await pool.ask_each(ask, urgent=False)] == ["b"]
 
 
 async def test_a_second_opinion_comes_from_another_node_that_can_give_one() -> None:

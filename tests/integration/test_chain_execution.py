@@ -67,7 +67,13 @@ def test_heads_are_written_as_they_are_read() -> None:
 
 
 def test_senseless_settings_are_refused() -> None:
-    for wrong in ({"batch_size": 0}, {"total_timeout_s": 0.0}, {"set_aside_s": -1.0}, {"suspicion_share": 1.5}):
+    for wrong in (
+        {"batch_size": 0},
+        {"total_timeout_s": 0.0},
+        {"set_aside_s": -1.0},
+        {"blooms_per_day": -1},
+        {"ask": 0},
+    ):
         with pytest.raises(ConfigError):
             ExecutionOptions(**wrong)
     with pytest.raises(InputError, match="configured twice"):
@@ -97,11 +103,14 @@ async def test_a_header_that_no_node_has_is_an_outage_and_not_a_guess() -> None:
             await nodes.header(5)
 
 
-@pytest.mark.parametrize("fault", [Fault.WRONG_CHAIN_ID, Fault.WRONG_GENESIS])
-async def test_a_node_of_another_network_is_not_used(fault: Fault) -> None:
+@pytest.mark.parametrize("other", ["chain id", "genesis"])
+async def test_a_node_of_another_network_is_not_used(other: str) -> None:
     chain = Chain(1)
     right, wrong = ExecutionServer(chain), ExecutionServer(chain)
-    wrong.faults.rates = {fault: 1.0}
+    if other == "chain id":
+        wrong.faults.rates = {Fault.WRONG_CHAIN_ID: 1.0}
+    else:
+        wrong.node.chain = Chain(2, chain_id=chain.chain_id)
     async with reading(wrong, right) as nodes:
         genesis = chain.block(0)
         assert genesis is not None
@@ -111,6 +120,17 @@ async def test_a_node_of_another_network_is_not_used(fault: Fault) -> None:
         await nodes.head()
         assert wrong.exchanges == asked
         assert nodes.counters.wrong_network == 1
+
+
+async def test_a_first_block_that_does_not_hash_is_a_fault_and_not_another_network() -> None:
+    chain = Chain(1)
+    right, wrong = ExecutionServer(chain), ExecutionServer(chain)
+    wrong.faults.rates = {Fault.WRONG_GENESIS: 1.0}
+    async with reading(wrong, right) as nodes:
+        genesis = chain.block(0)
+        assert genesis is not None
+        assert (await nodes.identity()).genesis_hash == genesis.hash
+        assert (nodes.counters.wrong_network, nodes.counters.node_faults) == (0, 1)
 
 
 async def test_the_only_node_of_another_network_is_refused_until_it_is_right() -> None:
@@ -178,7 +198,9 @@ async def test_edges_read_far_fewer_headers() -> None:
         async with reading(server, options=options) as nodes:
             await nodes.read_logs(span, watched(made), None, every=every)
         read_headers.append(server.calls["eth_getBlockByNumber"])
-    assert read_headers == [118, 118, 2]
+    ours = watched(made)
+    held = {number for number, _, _, address, _ in truth(made, span) if address in ours.vaults | ours.queues}
+    assert read_headers == [2 + len(held) + headers for headers in (118, 118, 0)]
 
 
 @pytest.mark.parametrize("style", ["infura", "ankr", "reth", "alchemy"])
@@ -203,41 +225,32 @@ async def test_limits_are_learned_and_grown_out_of_in_every_providers_words(
         assert asked[-1] < asked[0]
 
 
-async def test_one_block_that_is_still_too_large_names_the_node() -> None:
+async def test_blocks_that_are_still_too_large_one_by_one_are_read_by_address_or_receipts() -> None:
     made = world()
     server = ExecutionServer(made.chain, max_results=1)
     async with reading(server) as nodes:
-        with pytest.raises(SourceUnavailable, match="refuses the logs of 1 blocks") as caught:
-            await nodes.read_logs(Span(1, 118), watched(made), None)
-        assert caught.value.node == nodes.nodes[0]
+        found = await nodes.read_logs(Span(1, 118), watched(made), None)
+        assert log_facts(found.logs) == truth(made, Span(1, 118))
+        assert nodes.counters.node_faults == 0
 
 
-async def test_full_blooms_are_suspicious_but_never_stall() -> None:
+async def test_full_blooms_cost_receipts_within_the_budget_but_never_stall() -> None:
     made = World(5)
     made.chain.filler_logs = FULL_BLOCK_LOGS
     made.history(60)
     span = Span(2, 59)
-    for share, proofs in ((1.0, 58), (0.0, 0)):
+    for budget in (1_000, 7, 0):
         server = ExecutionServer(made.chain)
-        options = ExecutionOptions(suspicion_share=share)
+        options = ExecutionOptions(blooms_per_day=budget)
         async with reading(server, options=options) as nodes:
             found = await nodes.read_logs(span, watched(made), anchor(made, span))
             assert log_facts(found.logs) == truth(made, span)
             assert nodes.counters.node_faults == 0
-            assert nodes.counters.suspicions > 40
-            assert 0.7 * proofs <= nodes.counters.full_proofs <= proofs
-            assert server.exchanges < 16
-
-
-async def test_a_suspicion_is_settled_with_another_node_where_there_is_one() -> None:
-    made = World(5)
-    made.chain.filler_logs = FULL_BLOCK_LOGS
-    made.history(40)
-    span, first, second = Span(2, 39), ExecutionServer(made.chain), ExecutionServer(made.chain)
-    async with reading(first, second, options=ExecutionOptions(suspicion_share=0.0)) as nodes:
-        assert log_facts((await nodes.read_logs(span, watched(made), None)).logs) == truth(made, span)
-        assert nodes.counters.second_opinions == nodes.counters.suspicions > 0
-    assert set(second.calls) == {"eth_getLogs"}
+            settled, unsettled = nodes.counters.blooms_settled, nodes.counters.blooms_unsettled
+            possible = settled + unsettled
+            assert len(span) // 4 < possible <= len(span) - len(found.times_s)
+            assert settled == min(budget, possible)
+            assert server.calls["eth_getBlockReceipts"] == settled + len(found.times_s)
 
 
 async def test_a_lagging_node_is_not_believed_to_have_seen_silence() -> None:
@@ -246,6 +259,7 @@ async def test_a_lagging_node_is_not_believed_to_have_seen_silence() -> None:
     async with reading(behind, right) as nodes:
         assert log_facts((await nodes.read_logs(span, watched(made), None)).logs) == truth(made, span)
         assert nodes.counters.unavailable == 1
+        assert [memory.state for memory in nodes.memories()] == ["open", "closed"]
     async with reading(ExecutionServer(made.chain, behind=20)) as nodes:
         with pytest.raises(SourceUnavailable, match="does not have block 118"):
             await nodes.read_logs(span, watched(made), None)

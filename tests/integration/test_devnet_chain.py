@@ -149,3 +149,12 @@ def test_a_fork_shares_the_blocks_before_it_and_nothing_after() -> None:
     assert theirs.header.parent_hash == chain.blocks(5, 5)[0].hash
     assert fork.block_by_hash(mine.hash) is chain.block_by_hash(theirs.hash) is None
     assert [one.block.number for one in fork.logs(0, 20)] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6]
+
+
+def test_no_filler_transaction_is_an_ordinary_one() -> None:
+    chain = Chain(5)
+    chain.filler_logs = 3
+    for _ in range(20):
+        chain.mine([chain.transaction([log(9, 1)]) for _ in range(3)])
+    hashes = [tx_hash for block in chain.blocks(0, 20) for tx_hash in block.transaction_hashes]
+    assert len(hashes) == 80 == len(set(hashes))

@@ -6,6 +6,7 @@ import hashlib
 
 import pytest
 
+from lying_node import Lie, LyingServer
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
 from vaultevents.core.errors import InputError, NodeFault
 from vaultevents.core.logs import TOPICS
@@ -174,8 +175,10 @@ async def test_a_node_that_lies_in_every_eth_getlogs_changes_nothing(database: D
     assert (await proof(database, made, server=shaky)).is_whole
     unlinked = ExecutionServer(made.chain, faults=Faults(1))
     unlinked.faults.once(Fault.UNLINKED_PARENT, 30)
-    with pytest.raises(NodeFault, match="not linked"):
+    with pytest.raises(NodeFault, match="does not hash to the hash given for it"):
         await proof(database, made, server=unlinked)
+    with pytest.raises(NodeFault, match="is not linked to block"):
+        await proof(database, made, server=LyingServer(made, Lie.FORGED_BLOCK))
 
 
 async def test_what_no_stream_has_begun_to_read_is_compared(database: Database, made: World) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import closing
 from functools import partial
 from itertools import product
@@ -105,7 +105,7 @@ class ByNumber(LogsSource):
     async def live_head(self, cursor: Cursor, known: object) -> int | Forked:
         return (await self._chain.head()).number
 
-    async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
+    async def read(self, span: Span, cursor: Cursor, registry: Registry, also: Collection[int] = ()) -> Reading:
         watched = registry.watched(span)
         found = await self._chain.read_logs(span, watched, None, every=False)
         return Reading(fold(found.logs, found.times_s, watched).observations, hex_text(found.last.hash))

@@ -17,11 +17,11 @@ from vaultevents.chain.lines import of_any_machine
 from vaultevents.chain.log_range import LogQuery
 from vaultevents.chain.receipts import (
     BlockLogs,
-    OtherBlock,
     ReceiptsUnavailable,
     TransactionsUnproven,
     Wanted,
     has_receipts,
+    other_block,
     prove_transactions,
     read_blocks,
 )
@@ -31,6 +31,9 @@ from vaultevents.core.spans import Span
 from vaultevents.core.units import Hash32
 
 _log = structlog.get_logger()
+
+CHEAP_BLOCKS = 8
+"""A live question about no more blocks is put to a second node when the first is late."""
 
 
 class Budget:
@@ -77,6 +80,10 @@ class ReadOptions:
     batches_at_once: int
     receipt_limit_bytes: int
 
+    def may_hedge(self, blocks: int) -> bool:
+        """Whether a question about so many blocks is put to a second node when the first is late."""
+        return self.urgent and blocks <= CHEAP_BLOCKS
+
 
 async def prove_blocks(
     nodes: Endpoints[RpcNode],
@@ -93,12 +100,12 @@ async def prove_blocks(
         for block in blocks:
             header = known.get(block.header.number)
             if header is not None and header.hash != block.header.hash:
-                raise OtherBlock(node.name, block.header, header.hash)
+                raise other_block(node.name, block.header, header.hash)
         return blocks
 
     async def prove(some: Sequence[Wanted]) -> list[BlockLogs]:
         try:
-            return await nodes.ask(partial(read, some=some))
+            return await nodes.ask(partial(read, some=some), hedge=options.may_hedge(len(some)))
         except SourceUnavailable:
             if len(some) == 1 and (some[0][0] in known or some[0][1] is None):
                 raise
@@ -125,8 +132,9 @@ async def _with_transactions(
     found = {block.header.number: block for block in blocks}
     watched = [block for block in blocks if query.watched_content(block.logs)]
     for some in chunks(watched, nodes.nodes[0].receipts_at_once):
+        prove = partial(prove_transactions, blocks=some, strict=options.strict)
         try:
-            given = await nodes.ask(partial(prove_transactions, blocks=some, strict=options.strict))
+            given = await nodes.ask(prove, hedge=options.may_hedge(len(some)))
         except TransactionsUnproven as error:
             _log.info("transactions_not_proven", blocks=len(some), problem=error.problem)
             continue  # of a development chain; nodes have to agree on the hashes

@@ -270,7 +270,8 @@ class Endpoints(Generic[N]):
             await self._let_in(node)
             answer = await question(node)
         except DataUnavailable:
-            node.line.circuit.answered(begun_at, node.line.clock())
+            if node.line.circuit.state(begun_at) != "open":  # what it lacks does not end the pause of a faulty node
+                node.line.circuit.answered(begun_at, node.line.clock())
             raise
         except (SourceUnavailable, WrongNetwork) as error:
             if about is None or not _accuses(error, about):

@@ -194,9 +194,9 @@ class _Reading:
     async def _prove_all(self, numbers: Sequence[int]) -> None:
         wanted = [(number, self._hash_of(number)) for number in numbers]
         blocks = await prove_blocks(self._nodes, wanted, self._query, self._headers, self._options)
-        for block in blocks:
+        for at, block in enumerate(blocks):
             if not block.is_proven or (block.header.unknown_fields and block.header.number not in self._headers):
-                await self._agree_on(block)
+                blocks[at] = block = await self._agree_on(block)
             self._blocks[block.header.number] = block
             self._headers.setdefault(block.header.number, block.header)
         for block in blocks:
@@ -207,21 +207,30 @@ class _Reading:
             return self._headers[number].hash
         return next((claims.hashes[number] for claims in self._claims if number in claims.hashes), None)
 
-    async def _agree_on(self, block: BlockLogs) -> None:
-        """Take a block with receipts of an unknown form only where every node that answered gives the same of it."""
+    async def _agree_on(self, block: BlockLogs) -> BlockLogs:
+        """Take a block with receipts of an unknown form only where every node that answered gives the same of it.
+
+        Where one of them proves the block in a known form, the unknown one was false.
+        """
         wanted = [(block.header.number, block.header.hash)]
+        limit = self._options.receipt_limit_bytes
+        others: list[BlockLogs] = []
         for claims in self._claims:
-            limit = self._options.receipt_limit_bytes
             try:
-                (other,) = await read_blocks(claims.node, wanted, self._query.keeps, receipt_limit_bytes=limit)
+                others += await read_blocks(claims.node, wanted, self._query.keeps, receipt_limit_bytes=limit)
             except DataUnavailable:
                 continue  # no witness of this block
+        for other in others:
+            if other.is_proven and not other.header.unknown_fields:
+                return other
+        for other in others:
             if (other.header, other.logs) != (block.header, block.logs):
                 raise ChainDisagreement(
                     IN_USE,
                     f"give different receipts of block {block.header.number}, of a form that this version does not "
                     "know: install a version that does",
                 )
+        return block
 
     async def _hold_claims_against(self, block: BlockLogs) -> None:
         number = block.header.number
@@ -324,7 +333,7 @@ class _Reading:
 
     async def _ask(self, question: Callable[[RpcNode], Awaitable[T]]) -> T:
         """What is proven may come from any node."""
-        return await self._nodes.ask(question)
+        return await self._nodes.ask(question, hedge=self._options.may_hedge(len(self._span)))
 
     def result(self) -> LogRange:
         """What was read."""

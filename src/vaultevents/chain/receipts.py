@@ -35,11 +35,12 @@ class ReceiptsUnavailable(DataUnavailable):
 
 
 class OtherBlock(DataUnavailable):
-    """The node has `header` at a height where a block with another hash was asked for."""
+    """The node has another block at a height than was asked for."""
 
-    def __init__(self, node: str, header: Header, wanted: Hash32) -> None:
-        super().__init__(node, f"gives block {header.number} as {hex_text(header.hash)}, not as {hex_text(wanted)}")
-        self.header = header
+
+def other_block(node: str, header: Header, wanted: Hash32) -> OtherBlock:
+    """Make the error of a node that has `header` at a height where a block with another hash was asked for."""
+    return OtherBlock(node, f"gives block {header.number} as {hex_text(header.hash)}, not as {hex_text(wanted)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ async def _read_block(
 ) -> BlockLogs:
     block = read_block(node, number, header_answer, with_transactions=True)
     if block_hash is not None and block.header.hash != block_hash:
-        raise OtherBlock(node.name, block.header, block_hash)
+        raise other_block(node.name, block.header, block_hash)
     receipts = _Receipts(node.name, block.header, keep)
     tx_hashes = block.tx_hashes or []
     raw = _given(receipts_answer)
@@ -286,7 +287,7 @@ def _with_hashes(node: RpcNode, block: BlockLogs, answer: Answer) -> BlockLogs:
     found = must_have(node, number, wire.full_block(node.name, block_answer(node, number, answer), number=number))
     header, hashes = found
     if header.hash != block.header.hash:
-        raise OtherBlock(node.name, header, block.header.hash)
+        raise other_block(node.name, header, block.header.hash)
     if hashes is None:
         return replace(block, is_proven=False)
     logs = (replace(log, tx_hash=hashes[at]) for log, at in zip(block.logs, block.tx_indices, strict=True))

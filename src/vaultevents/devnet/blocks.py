@@ -20,6 +20,8 @@ GAS_PER_TRANSACTION = 90_000
 DEFAULT_CHAIN_ID = 1337
 
 _PATTERNS = 8
+_FIRST_FILLER_NONCE = 2**31
+"""Beyond those of ordinary transactions, so that no two transactions have the same hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,4 +214,4 @@ def filler_hash(seed: int, number: int) -> bytes:
 
 def filler_envelope(seed: int, number: int) -> Envelope:
     """Return the filler transaction of a block, a function of its number."""
-    return Envelope(DYNAMIC_FEE, DEFAULT_CHAIN_ID, seed, number)
+    return Envelope(DYNAMIC_FEE, DEFAULT_CHAIN_ID, seed, _FIRST_FILLER_NONCE + number)
