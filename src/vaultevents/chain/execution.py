@@ -38,6 +38,7 @@ __all__ = ["Anchor", "ExecutionChain", "ExecutionOptions", "HeadPolicy", "Identi
 
 _OLD_STATE = re.compile(r"missing trie|\bstate|prun|histor|archive|available|\bolder\b|header not found", re.IGNORECASE)
 OLDEST_KNOWN_S = 600.0
+NOTHING = Watched()
 FUTURE_S = 60.0
 """So far may a node's head be ahead of the clock."""
 _NEAR_HEAD = re.compile(r"latest-([0-9]{1,6})")
@@ -369,13 +370,17 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
             headers += [found.headers[number] for number in found.times_s]
         await check_blocks(self._open, anchor, headers)
 
-    async def prove_range(self, span: Span, anchor: Hash32 | None, oracles: Collection[Address]) -> ProvenRange:
+    async def prove_range(
+        self, span: Span, anchor: Hash32 | None, oracles: Collection[Address], watched: Watched = NOTHING
+    ) -> ProvenRange:
         """All logs of the two topics in `span`, whoever emitted them, and the reports of `oracles`.
 
         They come from headers and receipts alone. No node is asked which blocks hold logs: each block whose bloom may
-        hold one of the topics is read. `anchor` as in `read_logs`.
+        hold one of the topics is read. The hashes of transactions are proven where a log is `watched`. `anchor` as in
+        `read_logs`.
         """
-        query = LogQuery(Watched(oracles=frozenset(oracles)), (*TOPICS, *((REPORT_UPDATED,) if oracles else ())))
+        looked_for = Watched(watched.vaults, watched.queues, frozenset(oracles))
+        query = LogQuery(looked_for, (*TOPICS, *((REPORT_UPDATED,) if oracles else ())))
         return await prove_range(self._open, span, anchor, query, self._read_options(only=None))
 
     async def read_withdrawals(
