@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from patience import PATIENCE_S
+from vaultevents.chain.anchoring import BeaconAnchor
 from vaultevents.chain.beacon import BeaconChain, BeaconOptions
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy, Identity
 from vaultevents.chain.urls import node_name
@@ -24,7 +25,7 @@ from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 from vaultevents.watch.hint import Hint
 from vaultevents.watch.logs import LogsSource
-from vaultevents.watch.streams import Stream, follow
+from vaultevents.watch.streams import Audit, Stream, follow
 from worlds import in_background, open_at, register, rows, whole
 
 BLOCKS, FORK, BEGUN = 120, 40, 60
@@ -100,15 +101,16 @@ class Story:
 
 
 @asynccontextmanager
-async def beacon_of(world: World, server: BeaconServer | None = None) -> AsyncIterator[BeaconChain]:
+async def beacon_of(world: World, server: BeaconServer | None = None) -> AsyncIterator[BeaconAnchor]:
     """The beacon chain of a world, read from `server` or an honest node, with the clock of the chain's head."""
     server = server or BeaconServer(world.beacon)
     options = BeaconOptions(retry_wait_s=0.01, set_aside_s=0.05)
     try:
         url = await server.start()
         async with BeaconChain([url], options, clock=lambda: float(world.chain.head.timestamp_s)) as beacon:
-            beacon.expect(await beacon.identity())
-            yield beacon
+            identity = await beacon.identity()
+            beacon.expect(identity)
+            yield BeaconAnchor(beacon, identity.time)
     finally:
         await server.stop()
 
@@ -120,7 +122,7 @@ async def followed(
     *servers: Serving,
     begun: int = BEGUN,
     options: ExecutionOptions = OPTIONS,
-    anchor: BeaconChain | None = None,
+    anchor: BeaconAnchor | None = None,
 ) -> AsyncIterator[Story]:
     """The logs of a world read as the daemon does it: live from block `begun` on, with a backfill of what is before.
 
@@ -135,10 +137,11 @@ async def followed(
         for server in servers:
             urls.append(await server.start())
             stack.push_async_callback(server.stop)
-        further: dict[str, Any] = {} if anchor is None else {"anchor": anchor}
-        chain = await stack.enter_async_context(ExecutionChain(urls, head=HeadPolicy(), options=options, **further))
+        chain = await stack.enter_async_context(ExecutionChain(urls, head=HeadPolicy(), options=options, anchor=anchor))
         chain.expect(Identity(world.chain.chain_id, Hash32(genesis.hash)))
-        stream = Stream(LogsSource(chain), "block", first_block, 10, 0.02, backfill_step=10)
+        source = LogsSource(chain)
+        audit = Audit(source, chain.nodes, source.head)
+        stream = Stream(source, "block", first_block, 10, 0.02, backfill_step=10, audit=audit)
         async with in_background(follow(stream, Outbox(database), lambda _: None, Hint())):
             yield Story(database, world, tuple(map(node_name, urls)))
 

@@ -228,7 +228,7 @@ async def test_a_real_node_makes_the_same_hashes_and_roots(tmp_path: Path) -> No
         vault = node.deploy("StakingVault")
         receipts = [node.fund(vault, amount) for amount in (1, 2)]
         head = node.number()
-        proving = replace(QUICK, prove_transactions=True)
+        proving = replace(QUICK, strict=True)
         async with ExecutionChain([node.url], head=HeadPolicy("latest"), options=proving) as chain:
             found = await chain.prove_range(Span(0, head), None, set())
             read = await chain.read_logs(Span(0, head), Watched(frozenset({Address(vault)})), None)

@@ -23,7 +23,7 @@ from vaultevents.chain.jsonrpc import RpcFailure, RpcNode
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import ChainDisagreement, SourceUnavailable
 from vaultevents.core.logs import Header
-from vaultevents.core.units import hex_text
+from vaultevents.core.units import Hash32, hex_text
 
 _log = structlog.get_logger()
 
@@ -90,19 +90,34 @@ async def confirm(nodes: Endpoints[RpcNode], anchor: Anchor | None, found: Heade
     Raises `ChainDisagreement` where they do not.
     """
     if len(nodes.nodes) > 1:
-        given = await nodes.ask_each(partial(_header_or_none, number=found.number), urgent=True)
-        for node, header in given:
-            if header is not None and header.hash != found.hash:
-                same = (other.name for other, own in given if own is not None and own.hash == found.hash)
-                raise disagreement(next(same, "the preferred node"), found, node.name, header)
+        found = await _agreed(nodes, found)
     return found if anchor is None else await _anchored(nodes, anchor, found)
 
 
-async def _header_or_none(node: RpcNode, number: int) -> Header | None:
-    """A node that does not have a block is no witness of it, and not faulty."""
-    (answer,) = await node.ask([header_call(number)])
-    block = None if isinstance(answer, RpcFailure) else wire.block(node.name, answer, number=number)
-    return None if block is None else block.header
+async def _agreed(nodes: Endpoints[RpcNode], found: Header) -> Header:
+    """The block at the height of `found`, of which all nodes that have one there have the same."""
+    given = await nodes.ask_each(partial(_block_and_next, number=found.number), urgent=True)
+    sides: dict[Hash32, tuple[str, Header]] = {}
+    for node, (header, following) in given:
+        if header is not None and following is not None and following.parent_hash != header.hash:
+            nodes.accuse(node, f"its block {following.number} is not linked to its block {header.number}")
+        elif header is not None:
+            sides.setdefault(header.hash, (node.name, header))
+    if len(sides) > 1:
+        (name, header), (other, others), *_ = sides.values()
+        raise disagreement(name, header, other, others)
+    return next((header for _, header in sides.values()), found)
+
+
+async def _block_and_next(node: RpcNode, number: int) -> tuple[Header | None, Header | None]:
+    """A node that does not have a block is no witness of it, and not faulty; nor is there always a next one."""
+    answers = await node.ask([header_call(number), header_call(number + 1)])
+    blocks = [
+        None if isinstance(answer, RpcFailure) else wire.block(node.name, answer, number=at)
+        for at, answer in zip((number, number + 1), answers, strict=True)
+    ]
+    header, following = (None if block is None else block.header for block in blocks)
+    return header, following
 
 
 async def _anchored(nodes: Endpoints[RpcNode], anchor: Anchor, found: Header) -> Header:
@@ -117,11 +132,11 @@ async def _anchored(nodes: Endpoints[RpcNode], anchor: Anchor, found: Header) ->
     if final is not None and final.number is not None and final.number < found.number:
         payload, found = final, await nodes.ask(partial(read_header, number=final.number))
     if payload is not None:
-        _compare(anchor, found, payload)
+        _compare(nodes, anchor, found, payload)
     return found
 
 
-async def check_blocks(anchor: Anchor, headers: Iterable[Header]) -> None:
+async def check_blocks(nodes: Endpoints[RpcNode], anchor: Anchor, headers: Iterable[Header]) -> None:
     """Hold blocks against the beacon chain; raises `ChainDisagreement`. Where it is silent, nothing is said."""
 
     async def check(header: Header) -> None:
@@ -130,15 +145,16 @@ async def check_blocks(anchor: Anchor, headers: Iterable[Header]) -> None:
         except SourceUnavailable:
             return  # logged when the finalized block was to be confirmed
         if payload is not None:
-            _compare(anchor, header, payload)
+            _compare(nodes, anchor, header, payload)
 
     await together((partial(check, header) for header in headers), _AT_ONCE)
 
 
-def _compare(anchor: Anchor, header: Header, payload: Payload) -> None:
+def _compare(nodes: Endpoints[RpcNode], anchor: Anchor, header: Header, payload: Payload) -> None:
     if (payload.number, payload.hash) != (header.number, header.hash):
+        names = ", ".join(node.name for node in nodes.nodes)
         raise ChainDisagreement(
-            IN_USE,
+            f"the execution nodes in use ({names})",
             f"give block {header.number} as {hex_text(header.hash)}, and {anchor.name} has block {payload.number}, "
             f"{hex_text(payload.hash)}, in that place; nothing is sent until they agree: find out which of them "
             "follows the chain",

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import structlog
+
 from vaultevents.chain.batches import chunks, together
 from vaultevents.chain.blocks import read_linked_headers
 from vaultevents.chain.endpoints import Endpoints
@@ -16,6 +18,7 @@ from vaultevents.chain.log_range import LogQuery
 from vaultevents.chain.receipts import (
     BlockLogs,
     ReceiptsUnavailable,
+    TransactionsUnproven,
     Wanted,
     has_receipts,
     other_block,
@@ -26,6 +29,8 @@ from vaultevents.core.errors import SourceUnavailable
 from vaultevents.core.logs import Header, Log
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Hash32
+
+_log = structlog.get_logger()
 
 CHEAP_BLOCKS = 8
 """A live question about no more blocks is put to a second node when the first is late."""
@@ -56,8 +61,9 @@ class ReadOptions:
     `is_final`: no block of the span can be replaced. `urgent`: do not wait for slow nodes. `most`: how many nodes are
     asked; None: all. `only`: ask this node alone. `all_possible`: read each block that may hold a watched log.
     `budget`: where a single node answers, how many of these are read. `anchored`: a header that is known to be on the
-    chain. `strict_times`: as in verification.py. `prove_transactions`: also the hashes of transactions, which receipts
-    do not contain.
+    chain. `checkpoint`: the number and hash of a final block that was read before. `strict`: the rules of public
+    networks hold, which a development chain may break: two blocks never have the same time, and transactions make up
+    the root in their header.
     """
 
     every_header: bool
@@ -68,8 +74,8 @@ class ReadOptions:
     all_possible: bool
     budget: Budget
     anchored: Header | None
-    strict_times: bool
-    prove_transactions: bool
+    checkpoint: tuple[int, Hash32] | None
+    strict: bool
     batch_size: int
     batches_at_once: int
     receipt_limit_bytes: int
@@ -116,7 +122,7 @@ async def prove_blocks(
         pieces = await together((partial(prove, some) for some in chunks(wave, size)), options.batches_at_once)
         blocks += [block for piece in pieces for block in piece]
     first.line.counters.blocks_proven += len(wanted)
-    return await _with_transactions(nodes, blocks, query, options) if options.prove_transactions else blocks
+    return await _with_transactions(nodes, blocks, query, options)
 
 
 async def _with_transactions(
@@ -126,9 +132,13 @@ async def _with_transactions(
     found = {block.header.number: block for block in blocks}
     watched = [block for block in blocks if query.watched_content(block.logs)]
     for some in chunks(watched, nodes.nodes[0].receipts_at_once):
-        prove = partial(prove_transactions, blocks=some)
-        for block in await nodes.ask(prove, hedge=options.may_hedge(len(some))):
-            found[block.header.number] = block
+        prove = partial(prove_transactions, blocks=some, strict=options.strict)
+        try:
+            given = await nodes.ask(prove, hedge=options.may_hedge(len(some)))
+        except TransactionsUnproven as error:
+            _log.info("transactions_not_proven", blocks=len(some), problem=error.problem)
+            continue  # of a development chain; nodes have to agree on the hashes
+        found |= {block.header.number: block for block in given}
     return [found[block.header.number] for block in blocks]
 
 
@@ -160,7 +170,7 @@ async def prove_range(
         read_linked_headers,
         span=span,
         parent=parent,
-        strict_times=options.strict_times,
+        strict_times=options.strict,
         batch_size=options.batch_size,
         at_once=options.batches_at_once,
     )

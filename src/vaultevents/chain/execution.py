@@ -38,6 +38,7 @@ __all__ = ["Anchor", "ExecutionChain", "ExecutionOptions", "HeadPolicy", "Identi
 
 _OLD_STATE = re.compile(r"missing trie|\bstate|prun|histor|archive|available|\bolder\b|header not found", re.IGNORECASE)
 OLDEST_KNOWN_S = 600.0
+NOTHING = Watched()
 FUTURE_S = 60.0
 """So far may a node's head be ahead of the clock."""
 _NEAR_HEAD = re.compile(r"latest-([0-9]{1,6})")
@@ -77,9 +78,8 @@ class ExecutionOptions:
     `ask`: how many nodes are asked at once which blocks hold logs; None: all (rule C2).
     `completeness`: with `receipts` each block that may hold a watched log by its bloom is read, whatever nodes claim.
     `blooms_per_day`: how many such blocks are read in a day where a single node answers.
-    `strict_times`: two blocks never have the same time, and none is of the future: true of every public network.
-    `prove_transactions`: the hashes of transactions, which receipts do not contain, are proven from full transactions;
-    without it nodes have to agree on them. For chains whose transactions are real.
+    `strict`: the rules of public networks hold, which a development chain may break: two blocks never have the same
+    time, none is of the future, and transactions make up the root in their header.
     `log_range_start`: how many blocks are asked for at first of a node of which nothing is known; None: the most.
     `batches_at_once`: how many batches of blocks are asked for at the same time.
     `answer_limit_bytes`: the most that is read of one answer; `receipt_limit_bytes`: of a single large receipt.
@@ -89,8 +89,7 @@ class ExecutionOptions:
     ask: int | None = None
     completeness: Completeness = "union"
     blooms_per_day: int = 10_000
-    strict_times: bool = False
-    prove_transactions: bool = False
+    strict: bool = True
     batch_size: int = 100
     batches_at_once: int = 4
     log_range_start: int | None = None
@@ -166,6 +165,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         self._confirmed: Header | None = None
         self._live_budget = Budget(self._options.blooms_per_day)
         self._past_budget = Budget(self._options.blooms_per_day)
+        self._checkpoint: tuple[int, Hash32] | None = None
         self._oldest_receipts: tuple[int | None, float] | None = None
         self.anchor = anchor
         super().__init__("execution", urls, self._options.patience, Counters())
@@ -210,7 +210,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
     async def _newest_head(self, policy: HeadPolicy, node: RpcNode) -> Header:
         """A node's head; one that has fallen behind another node in use is left, although it answers."""
         found = await self._head_at(node, policy)
-        if self._options.strict_times and found.timestamp_s > self._clock() + FUTURE_S:
+        if self._options.strict and found.timestamp_s > self._clock() + FUTURE_S:
             raise NodeFault(node.name, f"its {policy.tag} block {found.number} is of the future ({found.timestamp_s})")
         if policy.tag == "finalized":
             metrics.finalized(found.number)
@@ -247,6 +247,11 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
             return found.header
         return await read_header(node, max(0, found.header.number - policy.depth))
 
+    def remember(self, number: int, block_hash: Hash32) -> None:
+        """Note a final block that was read: from now on no node is asked for logs that has another one there."""
+        if self._checkpoint is None or number > self._checkpoint[0]:
+            self._checkpoint = (number, block_hash)
+
     async def header(self, number: int) -> Header:
         """The header at a height; `SourceUnavailable` when no node has it."""
         return await self._open.ask(partial(read_header, number=number), hedge=True)
@@ -277,7 +282,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
             read_linked_headers,
             span=span,
             parent=anchor,
-            strict_times=options.strict_times,
+            strict_times=options.strict,
             batch_size=options.batch_size,
             at_once=options.batches_at_once,
         )
@@ -347,8 +352,8 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
             all_possible=options.completeness == "receipts",
             budget=self._live_budget if live else self._past_budget,
             anchored=self._confirmed,
-            strict_times=options.strict_times,
-            prove_transactions=options.prove_transactions,
+            checkpoint=None if live else self._checkpoint,
+            strict=options.strict,
             batch_size=options.batch_size,
             batches_at_once=options.batches_at_once,
             receipt_limit_bytes=options.receipt_limit_bytes,
@@ -363,15 +368,19 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         headers = [] if self._confirmed is not None and self._confirmed.hash == found.last.hash else [found.last]
         if not every_header and found.witnesses == 1:
             headers += [found.headers[number] for number in found.times_s]
-        await check_blocks(anchor, headers)
+        await check_blocks(self._open, anchor, headers)
 
-    async def prove_range(self, span: Span, anchor: Hash32 | None, oracles: Collection[Address]) -> ProvenRange:
+    async def prove_range(
+        self, span: Span, anchor: Hash32 | None, oracles: Collection[Address], watched: Watched = NOTHING
+    ) -> ProvenRange:
         """All logs of the two topics in `span`, whoever emitted them, and the reports of `oracles`.
 
         They come from headers and receipts alone. No node is asked which blocks hold logs: each block whose bloom may
-        hold one of the topics is read. `anchor` as in `read_logs`.
+        hold one of the topics is read. The hashes of transactions are proven where a log is `watched`. `anchor` as in
+        `read_logs`.
         """
-        query = LogQuery(Watched(oracles=frozenset(oracles)), (*TOPICS, *((REPORT_UPDATED,) if oracles else ())))
+        looked_for = Watched(watched.vaults, watched.queues, frozenset(oracles))
+        query = LogQuery(looked_for, (*TOPICS, *((REPORT_UPDATED,) if oracles else ())))
         return await prove_range(self._open, span, anchor, query, self._read_options(only=None))
 
     async def read_withdrawals(
@@ -391,7 +400,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
                 withdrawals.Link(anchor, last_index),
                 batch_size=options.batch_size,
                 batches_at_once=options.batches_at_once,
-                strict_times=options.strict_times,
+                strict_times=options.strict,
             )
 
         return await self._open.ask(read)
@@ -404,7 +413,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
 
         async def search(node: RpcNode) -> int:
             head = await self._head_at(node, HeadPolicy())
-            return await withdrawals.first_block_at(node, head, time_s, strict_times=self._options.strict_times)
+            return await withdrawals.first_block_at(node, head, time_s, strict_times=self._options.strict)
 
         return await self._open.ask(search)
 

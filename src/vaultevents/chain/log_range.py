@@ -6,7 +6,7 @@ a single block that the node does not give by topic ─▶ by its hash and the w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -120,32 +120,69 @@ def content_of(log: Log) -> LogContent:
     return hex_text(log.address), tuple(map(hex_text, log.topics)), hex_text(log.data), hex_text(log.tx_hash)
 
 
-async def read_claims(node: RpcNode, span: Span, query: LogQuery, parent: Hash32 | None) -> Claims:
-    """Ask one node which blocks of `span` hold watched logs. Its first header must link to `parent`, where given.
+async def read_claims(
+    node: RpcNode,
+    span: Span,
+    query: LogQuery,
+    parent: Hash32 | None,
+    *,
+    has_next: bool = False,
+    checkpoint: tuple[int, Hash32] | None = None,
+) -> Claims:
+    """Ask one node which blocks of `span` hold watched logs.
 
-    Raises `NodeFault` for an answer that was not asked for, `SourceUnavailable` where the node cannot answer.
+    Its first header must link to `parent`, where given. With `has_next` the block after the span must link to its last
+    one, so that a single altered block is found also at the end of a span. At the number of `checkpoint` the node must
+    have the block with that hash. Raises `NodeFault` for an answer that was not asked for or contradicts these,
+    `SourceUnavailable` where the node cannot answer.
     """
     claims = Claims(node)
+    beside = {span.last + 1} if has_next else set()
+    if checkpoint is not None:
+        beside.add(checkpoint[0])
     position = span.first - 1
     while position < span.last:
-        part = await _next_part(node, claims, position + 1, span, query)
+        part = await _next_part(node, claims, position + 1, span, query, beside)
         if position < span.first and parent is not None:
             verification.check_parent(node.name, claims.headers[span.first], parent)
         position = part.last
+    if has_next:
+        verification.check_parent(node.name, claims.headers[span.last + 1], claims.headers[span.last].hash)
+    if checkpoint is not None:
+        _check_checkpoint(node.name, claims.headers[checkpoint[0]], checkpoint[1])
+    claims.headers = {number: header for number, header in claims.headers.items() if number in span}
     return claims
 
 
-async def _next_part(node: RpcNode, claims: Claims, first: int, span: Span, query: LogQuery) -> Span:
-    """Ask for the blocks from `first` on, over as many as the node gives at once; return them."""
+def _check_checkpoint(node: str, header: Header, known: Hash32) -> None:
+    if header.hash != known:
+        raise NodeFault(
+            node,
+            f"is on another chain: it gives block {header.number} as {hex_text(header.hash)}, and that was final as "
+            f"{hex_text(known)}",
+        )
+
+
+async def _next_part(
+    node: RpcNode, claims: Claims, first: int, span: Span, query: LogQuery, beside: Collection[int]
+) -> Span:
+    """Ask for the blocks from `first` on, over as many as the node gives at once; return them.
+
+    The headers of blocks `beside` the span come with its last part.
+    """
     while True:
         part = Span(first, min(span.last, first + node.log_range.blocks - 1))
-        edges = sorted({part.last} | ({first} if first == span.first else set()))
+        edges = {part.last}
+        if first == span.first:
+            edges.add(first)
+        if part.last == span.last:
+            edges.update(beside)
         try:
-            await of_any_machine(partial(_ask_part, node, claims, part, edges, query))
+            await of_any_machine(partial(_ask_part, node, claims, part, sorted(edges), query))
         except RangeTooLarge as refusal:
             node.line.counters.ranges_refused += 1
             if len(part) == 1:
-                await of_any_machine(partial(_ask_full_block, node, claims, first, query))
+                await of_any_machine(partial(_ask_full_block, node, claims, first, sorted(edges), query))
                 return part
             if node.log_range.blocks >= len(part):  # the node gave no number
                 node.log_range.refused(len(part))
@@ -169,11 +206,13 @@ async def _ask_part(node: RpcNode, claims: Claims, part: Span, edges: Sequence[i
     _add(claims, logs, part, query)
 
 
-async def _ask_full_block(node: RpcNode, claims: Claims, number: int, query: LogQuery) -> None:
+async def _ask_full_block(node: RpcNode, claims: Claims, number: int, edges: Sequence[int], query: LogQuery) -> None:
     """Search a block that the node does not give by topic: by its hash and the watched addresses."""
-    header = await read_header(node, number)
-    claims.headers[number] = header
-    calls = [hash_call(header.hash, some, query.topics) for some in chunks(query.addresses, ADDRESSES_AT_ONCE)]
+    claims.headers |= {edge: await read_header(node, edge) for edge in edges}
+    calls = [
+        hash_call(claims.headers[number].hash, some, query.topics)
+        for some in chunks(query.addresses, ADDRESSES_AT_ONCE)
+    ]
     try:
         answers: list[Answer] = [answer for call in calls for answer in await node.ask([call])]
     except RangeTooLarge:

@@ -21,7 +21,7 @@ from vaultevents import metrics
 from vaultevents.chain.anchoring import IN_USE, disagreement
 from vaultevents.chain.batches import chunks
 from vaultevents.chain.block_proofs import ReadOptions, prove_blocks
-from vaultevents.chain.blocks import read_header, read_headers, read_linked_headers
+from vaultevents.chain.blocks import read_headers, read_linked_headers
 from vaultevents.chain.endpoints import Endpoints
 from vaultevents.chain.jsonrpc import RpcNode
 from vaultevents.chain.lines import DataUnavailable
@@ -68,8 +68,9 @@ async def read_logs(
     Raises `ChainDisagreement` where nodes give different final blocks, `NodeFault` and `SourceUnavailable` where no
     node gives what can be proven.
     """
+    has_next = options.is_final and options.anchored is not None and span.last < options.anchored.number
     answers = await nodes.ask_each(
-        partial(read_claims, span=span, query=query, parent=parent),
+        partial(read_claims, span=span, query=query, parent=parent, has_next=has_next, checkpoint=options.checkpoint),
         most=options.most,
         only=options.only,
         urgent=options.urgent,
@@ -134,7 +135,7 @@ class _Reading:
             node,
             self._span,
             self._parent,
-            strict_times=options.strict_times,
+            strict_times=options.strict,
             batch_size=options.batch_size,
             at_once=options.batches_at_once,
         )
@@ -233,33 +234,50 @@ class _Reading:
 
     async def _hold_claims_against(self, block: BlockLogs) -> None:
         number = block.header.number
+        if not self._options.every_header and any(self._differs(claims, block) for claims in self._claims):
+            block = await self._settle(block)
         proven = self._query.watched_content(block.logs)
         for claims in self._claims:
-            if number in claims.unread:
-                continue
-            claimed = claims.logs.get(number, {})
-            if len(claimed) > len(proven):
-                self._inventing.add(claims.node.name)
-            if claims.node.name in self._disproved:
-                continue
-            same_block = claims.hashes.get(number, block.header.hash) == block.header.hash
-            if not same_block or (not self._options.every_header and claimed != proven):
-                await self._check_same_block(claims, block)
-            if not same_block or claimed != proven:
-                self._disprove(claims, number, claimed, proven)
+            if claims.node.name not in self._disproved and self._differs(claims, block):
+                self._disprove(claims, number, claims.logs.get(number, {}), proven)
 
-    async def _check_same_block(self, claims: Claims, block: BlockLogs) -> None:
-        """Where few headers are read, a node that claims otherwise may be on another chain, which stops the stream."""
+    def _differs(self, claims: Claims, block: BlockLogs) -> bool:
+        """Whether a node claims of a block something else than was proven; nothing of one it cannot search."""
         number = block.header.number
-        if self._options.every_header:
-            return
-        try:
-            header = await read_header(claims.node, number)
-        except SourceUnavailable as error:
-            _log.info("claim_not_checked", node=claims.node.name, block=number, problem=error.problem)
-            return
-        if header.hash != block.header.hash:
-            raise disagreement(self._claims[0].node.name, block.header, claims.node.name, header)
+        if number in claims.unread:
+            return False
+        same = claims.hashes.get(number, block.header.hash) == block.header.hash
+        return not same or claims.logs.get(number, {}) != self._query.watched_content(block.logs)
+
+    async def _settle(self, block: BlockLogs) -> BlockLogs:
+        """Where few headers are read, nodes that claim otherwise may be on another chain: compare their blocks.
+
+        A node whose next block does not link to its own altered it. Raises `ChainDisagreement` where two are left.
+        """
+        number = block.header.number
+        sides: dict[Hash32, tuple[str, Header]] = {}
+        for claims in self._claims:
+            node = claims.node
+            try:
+                header, following = await read_headers(node, [number, number + 1], batch_size=2, at_once=1)
+            except SourceUnavailable as error:
+                _log.info("claim_not_checked", node=node.name, block=number, problem=error.problem)
+                continue
+            if following.parent_hash != header.hash:
+                self._disproved.add(node.name)
+                self._nodes.accuse(node, f"its block {number + 1} is not linked to its block {number}")
+            else:
+                sides.setdefault(header.hash, (node.name, header))
+        if len(sides) > 1:
+            (name, header), (other, others), *_ = sides.values()
+            raise disagreement(name, header, other, others)
+        if not sides or block.header.hash in sides:
+            return block
+        ((_, header),) = sides.values()
+        self._headers[number] = header
+        (settled,) = await prove_blocks(self._nodes, [(number, header.hash)], self._query, self._headers, self._options)
+        self._blocks[number] = settled
+        return settled
 
     def _disprove(
         self,
@@ -311,7 +329,7 @@ class _Reading:
         """Check that times rise with the numbers of the blocks."""
         headers = [header for _, header in sorted(self._headers.items())]
         for before, after in pairwise(headers):
-            check_times(IN_USE, before, after, strict_times=self._options.strict_times)
+            check_times(IN_USE, before, after, strict_times=self._options.strict)
 
     async def _ask(self, question: Callable[[RpcNode], Awaitable[T]]) -> T:
         """What is proven may come from any node."""

@@ -259,11 +259,25 @@ async def _ask_receipts(node: RpcNode, calls: Sequence[Call], limit_bytes: int) 
     return answers
 
 
-async def prove_transactions(node: RpcNode, blocks: Sequence[BlockLogs]) -> list[BlockLogs]:
+class TransactionsUnproven(DataUnavailable):
+    """The full transactions that a node gives do not make up the root in the header, as on some development chains."""
+
+
+async def prove_transactions(node: RpcNode, blocks: Sequence[BlockLogs], *, strict: bool) -> list[BlockLogs]:
     """Give the logs of proven blocks the hashes of their transactions that the header's root proves.
 
-    Receipts do not contain these hashes, and event ids do.
+    Receipts do not contain these hashes, and event ids do. Raises `NodeFault` where they do not make up the root, and
+    without `strict` `TransactionsUnproven`.
     """
+    try:
+        return await _prove_transactions(node, blocks)
+    except NodeFault as error:
+        if strict:
+            raise
+        raise TransactionsUnproven(error.node, error.problem) from None
+
+
+async def _prove_transactions(node: RpcNode, blocks: Sequence[BlockLogs]) -> list[BlockLogs]:
     answers = await node.ask([Call("eth_getBlockByNumber", (hex(block.header.number), True)) for block in blocks])
     return [_with_hashes(node, block, answer) for block, answer in zip(blocks, answers, strict=True)]
 

@@ -20,7 +20,7 @@ from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable
 from vaultevents.core.events import project
 from vaultevents.core.facts import fact_line
 from vaultevents.core.logs import TOPICS, Header, fold, owned
-from vaultevents.core.registry import Registry
+from vaultevents.core.registry import Registry, Watched
 from vaultevents.core.reports import decode_all
 from vaultevents.core.spans import Span, next_span
 from vaultevents.core.units import Address, Hash32
@@ -106,7 +106,7 @@ async def prove(
     proof = _Running(registry, frozenset(oracles))
     position, anchor = span.first - 1, None
     while (part := next_span(position, span.last, SPAN_BLOCKS, None)) is not None:
-        derived = await _derived(chain, part, anchor, oracles)
+        derived = await _derived(chain, part, anchor, oracles, registry.watched(part))
         await proof.compare(database, part, derived)
         position, anchor, last = part.last, derived.last.hash, derived.last
         progress(position - span.first + 1, len(span))
@@ -117,18 +117,18 @@ async def prove(
 
 
 async def _derived(
-    chain: ExecutionChain, span: Span, anchor: Hash32 | None, oracles: Collection[Address]
+    chain: ExecutionChain, span: Span, anchor: Hash32 | None, oracles: Collection[Address], watched: Watched
 ) -> ProvenRange:
     """A long audit does not end because nodes do not answer for a moment; one that contradicts itself ends it."""
     for pause_s in islice(pauses(), PATIENCE):
         try:
-            return await chain.prove_range(span, anchor, oracles)
+            return await chain.prove_range(span, anchor, oracles, watched)
         except NodeFault:
             raise
         except SourceUnavailable as error:
             log.warning("audit_waits", blocks=str(span), problem=str(error), retry_in_s=pause_s)
             await asyncio.sleep(pause_s)
-    return await chain.prove_range(span, anchor, oracles)
+    return await chain.prove_range(span, anchor, oracles, watched)
 
 
 class _Running:

@@ -74,6 +74,10 @@ class LogsSource:
         head = await self._chain.final_head()
         return head.number, hex_text(head.hash)
 
+    def resume(self, cursor: Cursor) -> None:
+        if not self._chain.reads_near_head:
+            remember(self._chain, cursor)
+
     async def read(self, span: Span, cursor: Cursor, registry: Registry, also: Collection[int] = ()) -> Reading:
         watched = registry.watched(span)
         # before the logs: a block that is final then has the logs that are read now
@@ -102,6 +106,13 @@ class LogsSource:
         return LogRange([], {}, headers[span.last], parent, headers)
 
 
+def remember(chain: ExecutionChain, cursor: Cursor) -> None:
+    """Hold nodes to the final block on which a live cursor stands, also where what is before it is read."""
+    anchor = anchor_of(cursor)
+    if anchor is not None:
+        chain.remember(cursor.position, anchor)
+
+
 async def read_watched(
     chain: ExecutionChain, span: Span, watched: Watched, cursor: Cursor, also: Collection[int], *, final: bool = True
 ) -> LogRange:
@@ -110,10 +121,11 @@ async def read_watched(
     A live cursor reads and links every header, and so does the audit of a single node: there only blooms speak against
     what the node leaves out. With several nodes their union does, and the audit asks each of them alone.
     """
-    every = cursor.kind == "live" or (cursor.kind == "audit" and len(chain.nodes) == 1)
     live = cursor.kind == "live"
+    anchor = anchor_of(cursor)
+    every = live or (cursor.kind == "audit" and len(chain.nodes) == 1)
     return await chain.read_logs(
-        span, watched, anchor_of(cursor), every=every, final=final, live=live, only=cursor.node, also=also
+        span, watched, anchor, every=every, final=final, live=live, only=cursor.node, also=also
     )
 
 

@@ -33,7 +33,7 @@ from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, checksum, hex_text
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 from vaultevents.store.reports import StoredReport, due_reports, postpone_report
-from vaultevents.watch.logs import AHEAD, read_watched
+from vaultevents.watch.logs import AHEAD, read_watched, remember
 from vaultevents.watch.source import Reading
 
 log = structlog.get_logger("reports")
@@ -57,6 +57,9 @@ class ReportsSource:
     async def begin(self) -> tuple[int, str | None]:
         head = await self._chain.final_head()
         return head.number, hex_text(head.hash)
+
+    def resume(self, cursor: Cursor) -> None:
+        remember(self._chain, cursor)
 
     async def read(self, span: Span, cursor: Cursor, registry: Registry, also: Collection[int] = ()) -> Reading:
         watched = Watched(oracles=self._oracles if registry.watched(span) else frozenset())

@@ -70,6 +70,10 @@ class Forked:
 class LogSource(Source, Protocol):
     """A stream of logs: also blocks of which no node claims a log can be read."""
 
+    def resume(self, cursor: Cursor) -> None:
+        """Take note of where the live cursor stands before anything is read."""
+        ...
+
     async def read(self, span: Span, cursor: Cursor, registry: Registry, also: Collection[int] = ()) -> Reading:
         """As `Source.read`; the blocks in `also` are read whatever nodes claim."""
         ...

@@ -118,6 +118,8 @@ async def follow(
     """
     source, poll_s = stream.source, stream.poll_s
     cursor = await begun(source.stream, partial(_begin, stream, outbox))
+    if stream.audit is not None:
+        stream.audit.source.resume(cursor)
     async with asyncio.TaskGroup() as group:
         group.create_task(_follow_live(stream, outbox, cursor, on_advance, hint))
         group.create_task(
