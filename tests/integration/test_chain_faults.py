@@ -343,10 +343,26 @@ async def test_a_false_type_that_nobody_knows_does_not_replace_what_another_node
         assert found.unverified is None
 
 
-async def test_the_hash_of_a_transaction_cannot_be_proven_so_a_contradiction_stops_the_stream(made: World) -> None:
-    other = with_watched_log(lambda log: {**log, "transactionHash": OTHER_HASH})
+OTHER_TRANSACTION = with_watched_log(lambda log: {**log, "transactionHash": OTHER_HASH})
+
+
+@pytest.mark.parametrize("every", [True, False])
+async def test_a_false_transaction_hash_is_disproved_by_the_transactions_of_the_block(made: World, every: bool) -> None:
     for honest in ([], [ExecutionServer(made.chain)]):
-        async with reading(Hostile(made, other), *honest) as nodes:
+        async with reading(Hostile(made, OTHER_TRANSACTION), *honest) as nodes:
+            found = await nodes.read_logs(SPAN, watched(made), None, every=every)
+            assert log_facts(found.logs) == truth(made, SPAN)
+            assert nodes.counters.claims_disproved > 0
+            assert "alters logs of block" in (nodes.memories()[0].problem or "")
+
+
+async def test_where_transactions_cannot_be_proven_a_contradiction_about_their_hashes_stops_the_stream(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "list_root", lambda _: bytes(32))
+    options = ExecutionOptions(retry_wait_s=0.01, strict=False)  # of a development chain
+    for honest in ([], [ExecutionServer(made.chain)]):
+        async with reading(Hostile(made, OTHER_TRANSACTION), *honest, options=options) as nodes:
             with pytest.raises(ChainDisagreement, match="different transaction hashes for the same logs"):
                 await nodes.read_logs(SPAN, watched(made), None)
 

@@ -48,13 +48,15 @@ class BlockLogs:
     """The kept logs of a block, in order, and the positions of their transactions.
 
     `is_proven`: the receipts make up the root in the header. They cannot where a transaction is of a type that this
-    version does not know (EIP-2718).
+    version does not know (EIP-2718). `hashes_proven`: the hashes of the logs' transactions are those that the header's
+    other root proves.
     """
 
     header: Header
     logs: tuple[Log, ...]
     tx_indices: tuple[int, ...]
     is_proven: bool = True
+    hashes_proven: bool = False
 
 
 class _WireLog(msgspec.Struct):
@@ -291,7 +293,7 @@ def _with_hashes(node: RpcNode, block: BlockLogs, answer: Answer) -> BlockLogs:
     if hashes is None:
         return replace(block, is_proven=False)
     logs = (replace(log, tx_hash=hashes[at]) for log, at in zip(block.logs, block.tx_indices, strict=True))
-    return replace(block, logs=tuple(logs))
+    return replace(block, logs=tuple(logs), hashes_proven=True)
 
 
 async def has_receipts(node: RpcNode, number: int) -> bool:
