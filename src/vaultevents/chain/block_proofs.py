@@ -132,7 +132,10 @@ async def _with_transactions(
     found = {block.header.number: block for block in blocks}
     watched = [block for block in blocks if query.watched_content(block.logs)]
     for some in chunks(watched, nodes.nodes[0].receipts_at_once):
-        prove = partial(prove_transactions, blocks=some, strict=options.strict)
+
+        async def prove(node: RpcNode, some: Sequence[BlockLogs] = some) -> list[BlockLogs]:
+            return await of_any_machine(partial(prove_transactions, node, some, strict=options.strict))
+
         try:
             given = await nodes.ask(prove, hedge=options.may_hedge(len(some)))
         except TransactionsUnproven as error:
