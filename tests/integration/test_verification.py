@@ -27,7 +27,9 @@ def block_hash(number: int) -> Hash32:
 
 def header(number: int, *logs: Log, time_s: int | None = None) -> Header:
     at_s = 12 * number if time_s is None else time_s
-    return Header(number, block_hash(number), block_hash(number - 1), at_s, bloom_of(logs), block_hash(0))
+    return Header(
+        number, block_hash(number), block_hash(number - 1), at_s, bloom_of(logs), block_hash(0), block_hash(0)
+    )
 
 
 def log(emitter: Address, topic: Hash32) -> Log:

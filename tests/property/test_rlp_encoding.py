@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from rlp.sedes import big_endian_int
 from trie.hexary import HexaryTrie
 
-from vaultevents.chain.rlp_encoding import encode_bytes, encode_int, encode_length, encode_list
+from vaultevents.chain.rlp_encoding import (
+    encode_bytes,
+    encode_int,
+    encode_list,
+    from_text,
+    text_data,
+    text_list,
+    text_number,
+)
 from vaultevents.chain.trie import EMPTY_ROOT, list_root
 
 pytestmark = pytest.mark.property
@@ -30,26 +38,31 @@ def encoded(shape: Nested) -> bytes:
     return encode_bytes(shape) if isinstance(shape, bytes) else encode_list(map(encoded, shape))
 
 
+def encoded_text(shape: Nested) -> str:
+    return text_data(f"0x{shape.hex()}") if isinstance(shape, bytes) else text_list(map(encoded_text, shape))
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("fill", [b"\x00", b"\x7f", b"\x80", b"\xff"])
 def test_byte_strings_of_every_size(size: int, fill: bytes) -> None:
     assert encode_bytes(fill * size) == rlp.encode(fill * size)
+    assert from_text(text_data("0x" + (fill * size).hex().upper())) == rlp.encode(fill * size)
 
 
 @pytest.mark.parametrize("byte", range(256))
 def test_every_single_byte(byte: int) -> None:
-    assert encode_bytes(bytes([byte])) == rlp.encode(bytes([byte]))
+    assert encode_bytes(bytes([byte])) == rlp.encode(bytes([byte])) == from_text(text_data(f"0X{byte:02x}"))
 
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_numbers_at_every_edge(number: int) -> None:
     assert encode_int(number) == rlp.encode(number, big_endian_int)
-    assert encode_length(number) == big_endian_int.serialize(number)
+    assert from_text(text_number(hex(number))) == rlp.encode(number, big_endian_int)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_lists_of_every_size(size: int) -> None:
-    assert encode_list([b"\x01"] * size) == rlp.encode([b"\x01"] * size)
+    assert encode_list([b"\x01"] * size) == rlp.encode([b"\x01"] * size) == from_text(text_list(["01"] * size))
 
 
 @given(st.integers(min_value=0, max_value=2**256))
@@ -59,7 +72,20 @@ def test_any_number(number: int) -> None:
 
 @given(nested)
 def test_any_shape(shape: Nested) -> None:
-    assert encoded(shape) == rlp.encode(shape)
+    assert encoded(shape) == rlp.encode(shape) == from_text(encoded_text(shape))
+
+
+@pytest.mark.parametrize("text", ["0x0", "0x123", "1234", "zz1234", "", "0", "0x12 4", "0x1 2", "0x  "])
+def test_text_that_could_be_read_with_other_borders_is_refused(text: str) -> None:
+    """A node could otherwise hide a log among others whose bytes together are the same."""
+    with pytest.raises(ValueError):
+        from_text(text_list([text_data(text), text_data("0x11")]))
+
+
+@pytest.mark.parametrize("text", ["0x12\u0663", "0x\uff11\uff12", "0xgg"])
+def test_digits_of_other_scripts_are_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        from_text(text_number(text))
 
 
 def root_of(values: list[bytes]) -> bytes:

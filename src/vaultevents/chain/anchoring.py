@@ -21,7 +21,7 @@ from vaultevents.chain.blocks import header_call, read_header
 from vaultevents.chain.endpoints import Endpoints
 from vaultevents.chain.jsonrpc import RpcFailure, RpcNode
 from vaultevents.core.chaintime import ChainTime
-from vaultevents.core.errors import ChainDisagreement, SourceUnavailable
+from vaultevents.core.errors import ChainDisagreement, SourceUnavailable, WrongNetwork
 from vaultevents.core.logs import Header
 from vaultevents.core.units import Hash32, hex_text
 
@@ -125,7 +125,7 @@ async def _anchored(nodes: Endpoints[RpcNode], anchor: Anchor, found: Header) ->
     try:
         payload = await anchor.payload_at(found)
         final = await anchor.final_payload() if payload is None else None
-    except SourceUnavailable as error:
+    except (SourceUnavailable, WrongNetwork) as error:
         metrics.node_failure("anchor_silent")
         _log.warning("anchor_silent", node=anchor.name, block=found.number, problem=str(error))
         return found
@@ -142,7 +142,7 @@ async def check_blocks(nodes: Endpoints[RpcNode], anchor: Anchor, headers: Itera
     async def check(header: Header) -> None:
         try:
             payload = await anchor.payload_at(header)
-        except SourceUnavailable:
+        except (SourceUnavailable, WrongNetwork):
             return  # logged when the finalized block was to be confirmed
         if payload is not None:
             _compare(nodes, anchor, header, payload)

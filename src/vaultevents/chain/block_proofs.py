@@ -96,7 +96,7 @@ async def prove_blocks(
 
     async def read(node: RpcNode, some: Sequence[Wanted]) -> list[BlockLogs]:
         limit = options.receipt_limit_bytes
-        blocks = await of_any_machine(partial(read_blocks, node, some, query.keeps, receipt_limit_bytes=limit))
+        blocks = await of_any_machine(partial(read_blocks, node, some, query, receipt_limit_bytes=limit))
         for block in blocks:
             header = known.get(block.header.number)
             if header is not None and header.hash != block.header.hash:

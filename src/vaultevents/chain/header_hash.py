@@ -9,8 +9,9 @@ from typing import Final
 
 import msgspec
 from eth_hash.auto import keccak
+from msgspec.structs import astuple
 
-from vaultevents.chain.rlp_encoding import encode_bytes, encode_int, encode_list
+from vaultevents.chain.rlp_encoding import from_text, text_data, text_list, text_number
 
 
 class HeaderFields(msgspec.Struct, rename="camel", gc=False):
@@ -50,7 +51,7 @@ _NUMBERS: Final = frozenset(
         *("base_fee_per_gas", "blob_gas_used", "excess_blob_gas", "slot_number"),
     )
 )
-_ORDER: Final = tuple((name, name in _NUMBERS) for name in HeaderFields.__struct_fields__)
+_IS_NUMBER: Final = tuple(name in _NUMBERS for name in HeaderFields.__struct_fields__)
 _BESIDE: Final = frozenset(("hash", "size", "totalDifficulty", "author", "uncles", "transactions", "withdrawals"))
 """What a block has in JSON-RPC beside the fields of its header."""
 _KNOWN: Final = frozenset(HeaderFields.__struct_encode_fields__) | _BESIDE
@@ -59,15 +60,15 @@ _NAMES: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def compute_hash(fields: HeaderFields) -> bytes | None:
     """Hash all fields that are there; None when one is not hexadecimal."""
-    items = []
     try:
-        for name, is_number in _ORDER:
-            text = getattr(fields, name)
-            if text is not None:
-                items.append(encode_int(int(text, 16)) if is_number else encode_bytes(bytes.fromhex(text[2:])))
-    except ValueError:
+        items = [
+            text_number(text) if is_number else text_data(text)
+            for text, is_number in zip(astuple(fields), _IS_NUMBER, strict=False)  # what follows is not of the header
+            if text is not None
+        ]
+        return keccak(from_text(text_list(items)))
+    except (ValueError, IndexError):
         return None
-    return keccak(encode_list(items))
 
 
 def unknown_fields(raw: msgspec.Raw) -> tuple[str, ...]:

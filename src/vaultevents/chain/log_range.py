@@ -45,6 +45,11 @@ class LogQuery:
     also: frozenset[int] = frozenset()
 
     @cached_property
+    def topic_texts(self) -> frozenset[str]:
+        """The topics as a node writes them in lower case."""
+        return frozenset(map(hex_text, self.topics))
+
+    @cached_property
     def addresses(self) -> list[Address]:
         return sorted({address for _, address in pairs_of(self.watched)})
 
@@ -263,7 +268,6 @@ def _decode(node: RpcNode, answer: msgspec.Raw) -> list[_WireLog]:
 def _add(claims: Claims, logs: Sequence[_WireLog], span: Span, query: LogQuery) -> None:
     node = claims.node.name
     claims.seen += len(logs)
-    topics = {hex_text(topic) for topic in query.topics}
     for log in logs:
         number = wire.quantity(node, "the block number of a log", log.block_number)
         if number not in span:
@@ -271,7 +275,7 @@ def _add(claims: Claims, logs: Sequence[_WireLog], span: Span, query: LogQuery) 
         if log.removed:
             raise NodeFault(node, f"a log in block {number} is marked as removed")
         topic = log.topics[0].lower() if log.topics else ""
-        if topic not in topics:
+        if topic not in query.topic_texts:
             raise NodeFault(node, f"a log in block {number} has a topic that was not asked for")
         address = log.address.lower()
         if (topic, address) not in query.texts:

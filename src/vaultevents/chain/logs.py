@@ -217,7 +217,7 @@ class _Reading:
         others: list[BlockLogs] = []
         for claims in self._claims:
             try:
-                others += await read_blocks(claims.node, wanted, self._query.keeps, receipt_limit_bytes=limit)
+                others += await read_blocks(claims.node, wanted, self._query, receipt_limit_bytes=limit)
             except DataUnavailable:
                 continue  # no witness of this block
         for other in others:

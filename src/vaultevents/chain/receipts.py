@@ -6,18 +6,20 @@ not offered, or too large     ─▶ receipt by receipt, a bounded number at onc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
+from eth_hash.auto import keccak
 
 from vaultevents.chain import wire
 from vaultevents.chain.batches import chunks
-from vaultevents.chain.blocks import block_answer, header_call, must_have, read_block
+from vaultevents.chain.blocks import block_answer, header_call, read_block
 from vaultevents.chain.jsonrpc import Answer, Call, RpcFailure, RpcNode
 from vaultevents.chain.lines import DataUnavailable
-from vaultevents.chain.rlp_encoding import encode_bytes, encode_int, encode_list
+from vaultevents.chain.log_range import LogQuery
+from vaultevents.chain.rlp_encoding import from_text, text_data, text_list, text_number
 from vaultevents.chain.trie import list_root
 from vaultevents.core.errors import NodeFault, RangeTooLarge
 from vaultevents.core.logs import Header, Log
@@ -25,9 +27,6 @@ from vaultevents.core.units import Address, Hash32, hex_text
 
 KNOWN_TYPES: Final = range(5)
 """Of transactions whose receipts have the one known form: legacy, EIP-2930, EIP-1559, EIP-4844, EIP-7702."""
-
-Keep = Callable[[Sequence[bytes], bytes], bool]
-"""Whether a log with these topics and this address is kept."""
 
 
 class ReceiptsUnavailable(DataUnavailable):
@@ -85,7 +84,7 @@ class _Receipts:
 
     node: str
     header: Header
-    keep: Keep
+    query: LogQuery
     encoded: list[bytes] = field(default_factory=list)
     hashes: list[str] = field(default_factory=list)
     logs: list[Log] = field(default_factory=list)
@@ -99,29 +98,31 @@ class _Receipts:
         try:
             receipt = _RECEIPT.decode(raw)
             kind = int(receipt.type, 16)
-            outcome = encode_int(int(receipt.status, 16)) if receipt.status else _bytes(receipt.root or "0x")
-            gas = encode_int(int(receipt.cumulative_gas_used, 16))
-            bloom = _bytes(receipt.logs_bloom)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+            outcome = text_number(receipt.status) if receipt.status else text_data(receipt.root or "0x")
+            gas, bloom = text_number(receipt.cumulative_gas_used), text_data(receipt.logs_bloom)
+            payload = from_text(text_list((outcome, gas, bloom, text_list(map(_log_text, receipt.logs)))))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, IndexError):
             raise NodeFault(self.node, f"a receipt of block {number} does not have the known form") from None
         self.unknown_type |= kind not in KNOWN_TYPES
-        tx_hash = Hash32(wire.data(self.node, f"a transaction hash in block {number}", receipt.transaction_hash, 32))
-        self.hashes.append(hex_text(tx_hash))
-        logs = encode_list(self._log(log, tx_hash) for log in receipt.logs)
-        payload = encode_list((outcome, gas, bloom, logs))
+        tx_hash = receipt.transaction_hash.lower()
+        for log in receipt.logs:
+            self._take(log, tx_hash)
+        self.hashes.append(tx_hash)
         self.encoded.append(bytes([kind & 0x7F]) * (kind > 0) + payload)
 
-    def _log(self, log: _WireLog, tx_hash: Hash32) -> bytes:
-        what = f"of a log in block {self.header.number}"
-        address = Address(wire.data(self.node, f"the address {what}", log.address, 20))
-        topics = tuple(Hash32(wire.data(self.node, f"a topic {what}", topic, 32)) for topic in log.topics)
-        data = wire.data(self.node, f"the data {what}", log.data)
-        if self.keep(topics, address):
-            header = self.header
-            self.logs.append(Log(address, topics, data, header.number, header.hash, tx_hash, self.index))
-            self.tx_indices.append(len(self.encoded))
+    def _take(self, log: _WireLog, tx_hash: str) -> None:
+        """Keep a log that is wanted."""
+        if log.topics and log.topics[0].lower() in self.query.topic_texts:
+            what = f"of a log in block {self.header.number}"
+            address = Address(wire.data(self.node, f"the address {what}", log.address, 20))
+            topics = tuple(Hash32(wire.data(self.node, f"a topic {what}", topic, 32)) for topic in log.topics)
+            if self.query.keeps(topics, address):
+                data = wire.data(self.node, f"the data {what}", log.data)
+                of_tx = Hash32(wire.data(self.node, f"the transaction hash {what}", tx_hash, 32))
+                header = self.header
+                self.logs.append(Log(address, topics, data, header.number, header.hash, of_tx, self.index))
+                self.tx_indices.append(len(self.encoded))
         self.index += 1
-        return encode_list((encode_bytes(address), encode_list(map(encode_bytes, topics)), encode_bytes(data)))
 
     def proven(self, tx_hashes: Sequence[str]) -> BlockLogs:
         """Check the root; raises `NodeFault` where the receipts do not make it up although all types are known."""
@@ -138,8 +139,8 @@ class _Receipts:
         return BlockLogs(self.header, tuple(self.logs), tuple(self.tx_indices), is_proven)
 
 
-def _bytes(text: str) -> bytes:
-    return encode_bytes(bytes.fromhex(text[2:]))
+def _log_text(log: _WireLog) -> str:
+    return text_list((text_data(log.address), text_list(map(text_data, log.topics)), text_data(log.data)))
 
 
 Wanted = tuple[int, Hash32 | None]
@@ -147,7 +148,7 @@ Wanted = tuple[int, Hash32 | None]
 
 
 async def read_blocks(
-    node: RpcNode, wanted: Sequence[Wanted], keep: Keep, *, receipt_limit_bytes: int
+    node: RpcNode, wanted: Sequence[Wanted], query: LogQuery, *, receipt_limit_bytes: int
 ) -> list[BlockLogs]:
     """Read the kept logs of blocks in their order.
 
@@ -160,13 +161,13 @@ async def read_blocks(
         for number, block_hash in wanted:
             header_answer, receipts_answer = await _ask_alone(node, number, block_hash)
             found.append(
-                await _read_block(node, number, block_hash, header_answer, receipts_answer, keep, receipt_limit_bytes)
+                await _read_block(node, number, block_hash, header_answer, receipts_answer, query, receipt_limit_bytes)
             )
         return found
     sizes = [len(memoryview(answer)) for answer in answers[1::2] if not isinstance(answer, RpcFailure)]
     node.learn_receipts_size(sizes)
     return [
-        await _read_block(node, number, block_hash, header_answer, receipts_answer, keep, receipt_limit_bytes)
+        await _read_block(node, number, block_hash, header_answer, receipts_answer, query, receipt_limit_bytes)
         for (number, block_hash), header_answer, receipts_answer in zip(
             wanted, answers[::2], answers[1::2], strict=True
         )
@@ -195,13 +196,13 @@ async def _read_block(
     block_hash: Hash32 | None,
     header_answer: Answer,
     receipts_answer: Answer | None,
-    keep: Keep,
+    query: LogQuery,
     receipt_limit_bytes: int,
 ) -> BlockLogs:
     block = read_block(node, number, header_answer, with_transactions=True)
     if block_hash is not None and block.header.hash != block_hash:
         raise other_block(node.name, block.header, block_hash)
-    receipts = _Receipts(node.name, block.header, keep)
+    receipts = _Receipts(node.name, block.header, query)
     tx_hashes = block.tx_hashes or []
     raw = _given(receipts_answer)
     if raw is None:
@@ -280,20 +281,21 @@ async def prove_transactions(node: RpcNode, blocks: Sequence[BlockLogs], *, stri
 
 
 async def _prove_transactions(node: RpcNode, blocks: Sequence[BlockLogs]) -> list[BlockLogs]:
-    answers = await node.ask([Call("eth_getBlockByNumber", (hex(block.header.number), True)) for block in blocks])
+    answers = await node.ask([Call("eth_getBlockByHash", (hex_text(block.header.hash), True)) for block in blocks])
     return [_with_hashes(node, block, answer) for block, answer in zip(blocks, answers, strict=True)]
 
 
 def _with_hashes(node: RpcNode, block: BlockLogs, answer: Answer) -> BlockLogs:
     number = block.header.number
-    found = must_have(node, number, wire.full_block(node.name, block_answer(node, number, answer), number=number))
-    header, hashes = found
-    if header.hash != block.header.hash:
-        raise other_block(node.name, header, block.header.hash)
-    if hashes is None:
+    raw = block_answer(node, number, answer)
+    if wire.is_null(raw):
+        raise OtherBlock(node.name, f"does not have block {number}")
+    encoded = wire.transactions(node.name, raw, block.header)
+    if encoded is None:
         return replace(block, is_proven=False)
+    hashes = {at: Hash32(keccak(encoded[at])) for at in set(block.tx_indices)}
     logs = (replace(log, tx_hash=hashes[at]) for log, at in zip(block.logs, block.tx_indices, strict=True))
-    return replace(block, logs=tuple(logs), hashes_proven=True)
+    return replace(block, logs=tuple(logs))
 
 
 async def has_receipts(node: RpcNode, number: int) -> bool:

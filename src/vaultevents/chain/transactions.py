@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import msgspec
 
-from vaultevents.chain.rlp_encoding import encode_bytes, encode_int, encode_list
+from vaultevents.chain.rlp_encoding import from_text, text_data, text_list, text_number
 
 _Json = Mapping[str, Any]
-_Encoder = Callable[[_Json], bytes]
+_Fields = Sequence[tuple[str, Callable[[Any], str]]]
 
 _TRANSACTIONS: Final = msgspec.json.Decoder(list[dict[str, Any]])
 
@@ -29,7 +29,7 @@ def encode_transactions(raw: msgspec.Raw) -> list[bytes]:
     """
     try:
         return [_encode(transaction) for transaction in _TRANSACTIONS.decode(raw)]
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, IndexError, TypeError) as error:
         raise ValueError("not a list of transactions") from error
 
 
@@ -37,58 +37,56 @@ def _encode(transaction: _Json) -> bytes:
     kind = int(transaction.get("type") or "0x0", 16)
     if kind not in _FIELDS:
         raise UnknownTransactionType(f"{kind:#x}")
-    fields = encode_list(encoder(transaction) for encoder in _FIELDS[kind])
+    values = _with_parity(transaction) if kind else transaction
+    fields = from_text(text_list(_items(values, _FIELDS[kind])))
     return bytes([kind]) + fields if kind else fields
 
 
-def _number(name: str) -> _Encoder:
-    return lambda transaction: encode_int(int(transaction[name], 16))
+def _items(values: _Json, fields: _Fields) -> list[str]:
+    return [encoder(values.get(name)) for name, encoder in fields]
 
 
-def _data(name: str) -> _Encoder:
-    return lambda transaction: encode_bytes(bytes.fromhex(transaction[name][2:]))
-
-
-def _to(transaction: _Json) -> bytes:
+def _to(text: str | None) -> str:
     """The receiver; nothing where the transaction creates a contract."""
-    return encode_bytes(bytes.fromhex((transaction.get("to") or "0x")[2:]))
+    return text_data(text or "0x")
 
 
-def _parity(transaction: _Json) -> bytes:
-    return encode_int(int(transaction["yParity"] if "yParity" in transaction else transaction["v"], 16))
+def _hashes(values: Sequence[str]) -> str:
+    return text_list(map(text_data, values))
 
 
-def _hashes(values: Sequence[str]) -> bytes:
-    return encode_list(encode_bytes(bytes.fromhex(value[2:])) for value in values)
+def _access_list(entries: Sequence[_Json]) -> str:
+    return text_list(text_list((text_data(entry["address"]), _hashes(entry["storageKeys"]))) for entry in entries)
 
 
-def _access_list(transaction: _Json) -> bytes:
-    return encode_list(
-        encode_list((encode_bytes(bytes.fromhex(entry["address"][2:])), _hashes(entry["storageKeys"])))
-        for entry in transaction["accessList"]
-    )
+def _authorizations(entries: Sequence[_Json]) -> str:
+    return text_list(text_list(_items(_with_parity(entry), _AUTHORIZATION)) for entry in entries)
 
 
-def _blob_hashes(transaction: _Json) -> bytes:
-    return _hashes(transaction["blobVersionedHashes"])
+def _with_parity(values: _Json) -> _Json:
+    """Some nodes give the parity of a signature as `v` alone."""
+    return values if "yParity" in values else {**values, "yParity": values["v"]}
 
 
-def _authorizations(transaction: _Json) -> bytes:
-    return encode_list(
-        encode_list(encoder(entry) for encoder in _AUTHORIZATION) for entry in transaction["authorizationList"]
-    )
-
-
-_SIGNATURE: Final = (_number("r"), _number("s"))
-_AUTHORIZATION: Final = (_number("chainId"), _data("address"), _number("nonce"), _parity, *_SIGNATURE)
-_CALL: Final = (_number("gas"), _to, _number("value"), _data("input"))
-_FEES: Final = (_number("chainId"), _number("nonce"), _number("maxPriorityFeePerGas"), _number("maxFeePerGas"))
-_PRICE: Final = (_number("nonce"), _number("gasPrice"))
-_FIELDS: Final[Mapping[int, Sequence[_Encoder]]] = {
-    0: (*_PRICE, *_CALL, _number("v"), *_SIGNATURE),
-    1: (_number("chainId"), *_PRICE, *_CALL, _access_list, _parity, *_SIGNATURE),
-    2: (*_FEES, *_CALL, _access_list, _parity, *_SIGNATURE),
-    3: (*_FEES, *_CALL, _access_list, _number("maxFeePerBlobGas"), _blob_hashes, _parity, *_SIGNATURE),
-    4: (*_FEES, *_CALL, _access_list, _authorizations, _parity, *_SIGNATURE),
+_SIGNATURE: Final[_Fields] = (("r", text_number), ("s", text_number))
+_PARITY: Final[_Fields] = (("yParity", text_number), *_SIGNATURE)
+_CALL: Final[_Fields] = (("gas", text_number), ("to", _to), ("value", text_number), ("input", text_data))
+_PRICE: Final[_Fields] = (("nonce", text_number), ("gasPrice", text_number))
+_FEES: Final[_Fields] = (
+    *(("chainId", text_number), ("nonce", text_number)),
+    *(("maxPriorityFeePerGas", text_number), ("maxFeePerGas", text_number)),
+)
+_ACCESS: Final[_Fields] = (("accessList", _access_list),)
+_BLOBS: Final[_Fields] = (("maxFeePerBlobGas", text_number), ("blobVersionedHashes", _hashes))
+_AUTHORIZATION: Final[_Fields] = (
+    *(("chainId", text_number), ("address", text_data), ("nonce", text_number)),
+    *_PARITY,
+)
+_FIELDS: Final[Mapping[int, _Fields]] = {
+    0: (*_PRICE, *_CALL, ("v", text_number), *_SIGNATURE),
+    1: (("chainId", text_number), *_PRICE, *_CALL, *_ACCESS, *_PARITY),
+    2: (*_FEES, *_CALL, *_ACCESS, *_PARITY),
+    3: (*_FEES, *_CALL, *_ACCESS, *_BLOBS, *_PARITY),
+    4: (*_FEES, *_CALL, *_ACCESS, ("authorizationList", _authorizations), *_PARITY),
 }
 """What is hashed of each type: legacy, EIP-2930, EIP-1559, EIP-4844 and EIP-7702."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from eth_hash.auto import keccak
 
@@ -18,12 +19,14 @@ def list_root(values: Sequence[bytes]) -> bytes:
     """Compute the root of the Merkle-Patricia trie that maps the RLP of each position to the value there."""
     if not values:
         return EMPTY_ROOT
-    entries = sorted((_digits(encode_int(position)), value) for position, value in enumerate(values))
+    entries = sorted((_key(position), value) for position, value in enumerate(values))
     return keccak(_node(entries, 0))
 
 
-def _digits(key: bytes) -> bytes:
-    return bytes(digit for byte in key for digit in divmod(byte, 16))
+@lru_cache(maxsize=4096)
+def _key(position: int) -> bytes:
+    """The RLP of a position, one byte for each hexadecimal digit."""
+    return bytes(digit for byte in encode_int(position) for digit in divmod(byte, 16))
 
 
 def _node(entries: Sequence[_Entry], depth: int) -> bytes:
@@ -49,6 +52,7 @@ def _reference(entries: Sequence[_Entry], depth: int) -> bytes:
     return encoded if len(encoded) < 32 else encode_bytes(keccak(encoded))
 
 
+@lru_cache(maxsize=4096)
 def _path(digits: bytes, *, leaf: bool) -> bytes:
     """Hex-prefix encoding: the kind of node, whether the number of digits is odd, the digits in pairs."""
     odd = len(digits) % 2

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
-from eth_hash.auto import keccak
 
 from vaultevents.chain.header_hash import HeaderFields, compute_hash, unknown_fields
 from vaultevents.chain.rlp_encoding import encode_bytes, encode_int, encode_list
@@ -47,6 +46,10 @@ class _WireBlock(HeaderFields, rename="camel", kw_only=True):
     withdrawals: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class _WireBody(msgspec.Struct):
+    transactions: msgspec.Raw
+
+
 class _WireWithdrawal(msgspec.Struct, rename="camel", gc=False):
     index: str
     validator_index: str
@@ -68,6 +71,7 @@ class _WireLog(msgspec.Struct, rename="camel"):
 
 
 _BLOCK = msgspec.json.Decoder(_WireBlock)
+_BODY = msgspec.json.Decoder(_WireBody)
 _WITHDRAWALS = msgspec.json.Decoder(list[_WireWithdrawal] | None)
 _LOGS = msgspec.json.Decoder(list[_WireLog])
 _TEXTS = msgspec.json.Decoder(list[str])
@@ -113,25 +117,23 @@ def block(node: str, raw: msgspec.Raw, *, number: int | None, with_transactions:
     )
 
 
-def full_block(node: str, raw: msgspec.Raw, *, number: int) -> tuple[Header, list[Hash32] | None] | None:
-    """Decode a block with full transactions; None for `null`.
+def transactions(node: str, raw: msgspec.Raw, header: Header) -> list[bytes] | None:
+    """Decode the full transactions of a block, encoded as they are hashed; they must make up the root in `header`.
 
-    Their hashes are computed and make up the root in the header; None where a transaction is of an unknown type.
+    None for `null`, and where a transaction is of an unknown type. The block's other fields are not looked at.
     """
-    decoded = _block(node, raw, number)
-    if decoded is None:
+    if is_null(raw):
         return None
-    what, wire, header = decoded
+    what = f"the transactions of block {header.number}"
     try:
-        encoded = encode_transactions(wire.transactions)
+        encoded = encode_transactions(_decoded(node, what, _BODY, raw).transactions)
     except UnknownTransactionType:
-        return header, None
+        return None
     except ValueError:
         encoded = None
-    root = data(node, f"the transactions root of {what}", wire.transactions_root, 32)
-    if encoded is None or list_root(encoded) != root:
-        raise NodeFault(node, f"the transactions that it gives for {what} do not make up the root in its header")
-    return header, [Hash32(keccak(content)) for content in encoded]
+    if encoded is None or list_root(encoded) != header.transactions_root:
+        raise NodeFault(node, f"{what} do not make up the root in its header")
+    return encoded
 
 
 def withdrawal_block(node: str, raw: msgspec.Raw, *, number: int) -> WithdrawalBlock | None:
@@ -165,6 +167,7 @@ def _block(node: str, raw: msgspec.Raw, number: int | None) -> tuple[str, _WireB
         timestamp_s=quantity(node, f"the timestamp of {what}", wire.timestamp),
         logs_bloom=data(node, f"the bloom of {what}", wire.logs_bloom, BLOOM_BYTES),
         receipts_root=Hash32(data(node, f"the receipts root of {what}", wire.receipts_root, 32)),
+        transactions_root=Hash32(data(node, f"the transactions root of {what}", wire.transactions_root, 32)),
     )
     if number is not None and header.number != number:
         raise NodeFault(node, f"asked for block {number}, it answered with block {header.number}")

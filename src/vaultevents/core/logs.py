@@ -33,6 +33,7 @@ class Header:
     timestamp_s: int
     logs_bloom: bytes
     receipts_root: Hash32
+    transactions_root: Hash32
     unknown_fields: tuple[str, ...] = ()
 
 
