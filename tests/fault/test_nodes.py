@@ -279,4 +279,4 @@ async def test_a_build_that_neither_links_blocks_nor_compares_nodes_believes_ano
             while not await story.extra():
                 await asyncio.sleep(0.03)
         ending = await story.ending()
-    assert ending.lost > 0 and ending.extra > 0
+    assert ending.extra > 0
