@@ -15,7 +15,7 @@ from eth_hash.auto import keccak
 
 from vaultevents.chain import wire
 from vaultevents.chain.batches import chunks
-from vaultevents.chain.blocks import block_answer, header_call, read_block
+from vaultevents.chain.blocks import block_answer, header_call, must_have, read_block
 from vaultevents.chain.jsonrpc import Answer, Call, RpcFailure, RpcNode
 from vaultevents.chain.lines import DataUnavailable
 from vaultevents.chain.log_range import LogQuery
@@ -288,14 +288,13 @@ async def _prove_transactions(node: RpcNode, blocks: Sequence[BlockLogs]) -> lis
 def _with_hashes(node: RpcNode, block: BlockLogs, answer: Answer) -> BlockLogs:
     number = block.header.number
     raw = block_answer(node, number, answer)
-    if wire.is_null(raw):
-        raise OtherBlock(node.name, f"does not have block {number}")
+    raw = must_have(node, number, None if wire.is_null(raw) else raw)
     encoded = wire.transactions(node.name, raw, block.header)
     if encoded is None:
         return replace(block, is_proven=False)
     hashes = {at: Hash32(keccak(encoded[at])) for at in set(block.tx_indices)}
     logs = (replace(log, tx_hash=hashes[at]) for log, at in zip(block.logs, block.tx_indices, strict=True))
-    return replace(block, logs=tuple(logs))
+    return replace(block, logs=tuple(logs), hashes_proven=True)
 
 
 async def has_receipts(node: RpcNode, number: int) -> bool:

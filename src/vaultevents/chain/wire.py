@@ -120,10 +120,8 @@ def block(node: str, raw: msgspec.Raw, *, number: int | None, with_transactions:
 def transactions(node: str, raw: msgspec.Raw, header: Header) -> list[bytes] | None:
     """Decode the full transactions of a block, encoded as they are hashed; they must make up the root in `header`.
 
-    None for `null`, and where a transaction is of an unknown type. The block's other fields are not looked at.
+    None where a transaction is of an unknown type. The block's other fields are not looked at.
     """
-    if is_null(raw):
-        return None
     what = f"the transactions of block {header.number}"
     try:
         encoded = encode_transactions(_decoded(node, what, _BODY, raw).transactions)
