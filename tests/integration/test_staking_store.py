@@ -71,13 +71,14 @@ async def test_the_registry_gets_a_new_version_when_a_record_is_new_or_changed_a
 ) -> None:
     before = await version(any_database)
     await record(any_database, [one(1, 5)], size=2)
-    assert await version(any_database) == before + 1
+    new = await version(any_database)
+    assert new != before
     done = await record(any_database, [one(1, 5)], size=3, known_through=4)
     assert (done.new, done.changed) == (0, 0)
-    assert await version(any_database) == before + 1
+    assert await version(any_database) == new
     done = await record(any_database, [one(1, 5, 20), one(2)])
     assert (done.new, done.changed) == (1, 1)
-    assert await version(any_database) == before + 2
+    assert await version(any_database) not in (before, new)
 
 
 @pytest.mark.parametrize(
@@ -160,13 +161,14 @@ async def test_the_time_of_a_first_block_begins_a_backfill_of_both_epoch_streams
     first_time_s = 1_000 + 10 * EPOCH_S + 5
     await set_span_times(any_database, {100: first_time_s}, TIME)
     assert await spans(any_database) == [(first_time_s, None, None)]
-    assert await version(any_database) == before + 1
+    placed = await version(any_database)
+    assert placed != before
     for stream in ("validators", "withdrawals"):
         assert await backfills(any_database, stream) == [(10, 50)]
     async with any_database.transaction() as connection:
         assert await earliest_epoch(connection, TIME) == 10
     await set_span_times(any_database, {100: first_time_s}, TIME)
-    assert await version(any_database) == before + 1
+    assert await version(any_database) == placed
 
 
 async def test_a_closed_span_gets_the_time_of_its_end_and_a_hushed_one_that_of_its_last_quiet_block(

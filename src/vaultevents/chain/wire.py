@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -208,9 +209,13 @@ def _withdrawals(node: str, what: str, wire: _WireBlock) -> tuple[Withdrawal, ..
         )
         for entry in listed
     )
-    if list_root([_encoded(one) for one in withdrawals]) != data(node, "a root", wire.withdrawals_root, 32):
-        raise NodeFault(node, f"the {len(withdrawals)} withdrawals of {what} do not make up the root in its header")
+    _check_withdrawals(node, what, withdrawals, wire.withdrawals_root)
     return withdrawals
+
+
+def _check_withdrawals(node: str, what: str, withdrawals: Sequence[Withdrawal], root: str) -> None:
+    if list_root([_encoded(one) for one in withdrawals]) != data(node, f"the withdrawals root of {what}", root, 32):
+        raise NodeFault(node, f"the {len(withdrawals)} withdrawals of {what} do not make up the root in its header")
 
 
 def _encoded(one: Withdrawal) -> bytes:
