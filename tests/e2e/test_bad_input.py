@@ -16,8 +16,6 @@ import pytest
 
 from command_line import CommandLine, Door, Place, asking, delivered, place, wanted
 from patience import until
-from vaultevents.devnet.acts import ETHER_FUNDED_TOPIC, Funding, log_of
-from vaultevents.devnet.blocks import Log
 from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.world import World
@@ -176,40 +174,6 @@ async def test_a_node_that_goes_and_returns(here: Place, server: ServerAddress) 
     await until(lambda: delivered(hook).keys() >= wanted(here.world, "acme"))
     (await running.end()).ok()
     await door.shut()
-
-
-async def test_a_log_that_cannot_be_decoded(here: Place, server: ServerAddress) -> None:
-    """Two amounts where one belongs: it stops before that block, and does so again; what was committed stays."""
-    await run_to_the_head(here)
-    vault, before = here.world.registrations[0].address, await everything(server, here)
-    good = here.world.chain.transaction([log_of(Funding(vault, 5))])
-    here.world.acts[good.hash] = (Funding(vault, 5),)
-    bad = here.world.chain.transaction([Log(vault, (ETHER_FUNDED_TOPIC,), bytes(64))])
-    here.world.chain.mine([good])
-    stops_at = here.world.chain.mine([bad]).number
-    for _ in range(3):
-        here.world.chain.mine()
-    here.configure(execution="span_blocks = 1")
-    first = await here.run("run")
-    assert f"(block {stops_at}) has 1 topics and 64 bytes, not 1 and 32" in first.error
-    assert "nothing was skipped" in first.error
-    assert (await here.run("run")).error == first.error
-    after = await everything(server, here)
-    assert before["live"] < after["live"] == stops_at - 1
-    assert {event_id for _, event_id in wanted_rows(here.world, stops_at - 1)} == await ids(server, here)
-    for table, rows in before.items():
-        if table not in ("live", "deliveries"):
-            assert after[table][: len(rows)] == rows
-    assert len(after["deliveries"]) >= len(before["deliveries"])
-
-
-def wanted_rows(world: World, through: int) -> set[tuple[str, str]]:
-    return set(world.expected(through=through))
-
-
-async def ids(server: ServerAddress, here: Place) -> set[str]:
-    async with asking(server, here.schema) as connection:
-        return {row["id"] for row in await connection.fetch("select id from events")}
 
 
 @pytest.mark.parametrize("serve", ["on", "off"])

@@ -284,6 +284,7 @@ async def test_settings_from_the_environment_reach_the_commands(here: Place) -> 
 
 
 async def test_sigterm_ends_any_command_with_its_own_code(here: Place) -> None:
+    (await here.run("status")).ok()  # which makes the key file, and says so
     here.node.faults.rates[Fault.HANG] = 1.0
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         before = here.node.exchanges
