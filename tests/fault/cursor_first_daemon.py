@@ -31,6 +31,6 @@ async def quarantine_nothing(*_: object) -> Changes:
 
 
 if __name__ == "__main__":
-    outbox._quarantine = quarantine_nothing
+    outbox._quarantine = quarantine_nothing  # type: ignore[assignment]
     Outbox.commit = commit_cursor_first  # type: ignore[method-assign]
     main()
