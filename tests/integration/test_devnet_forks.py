@@ -6,15 +6,16 @@ Hashes are compared with those of an encoder for tests, which is held against a 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from eth_account.typed_transactions.typed_transaction import TypedTransaction
 from eth_hash.auto import keccak
 from hexbytes import HexBytes
 
@@ -32,6 +33,17 @@ from vaultevents.devnet.world import World
 
 pytestmark = pytest.mark.integration
 
+
+def _typed_transaction() -> Any:
+    """Import `eth_account`, which raises the recursion limit so far that deep JSON ends the process in other tests."""
+    limit = sys.getrecursionlimit()
+    try:
+        return import_module("eth_account.typed_transactions.typed_transaction").TypedTransaction
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+TypedTransaction = _typed_transaction()
 SEPOLIA = Path(__file__).parents[1] / "data" / "headers" / "sepolia-11856337.json"
 
 
