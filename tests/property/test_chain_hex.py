@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vaultevents.chain import wire
+from vaultevents.chain.log_range import decode_logs
 from vaultevents.core.errors import NodeFault
 
 pytestmark = pytest.mark.property
@@ -69,4 +70,4 @@ def test_another_form_than_a_block_or_logs_is_a_fault(raw: bytes) -> None:
     with pytest.raises(NodeFault, match="does not have the known form"):
         wire.block(NODE, msgspec.Raw(raw), number=1)
     with pytest.raises(NodeFault, match="does not have the known form"):
-        wire.logs(NODE, msgspec.Raw(raw))
+        decode_logs(NODE, msgspec.Raw(raw))

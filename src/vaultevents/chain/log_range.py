@@ -227,7 +227,7 @@ async def _ask_full_block(node: RpcNode, claims: Claims, number: int, edges: Seq
         return
     for answer in answers:
         assert not isinstance(answer, RpcFailure)
-        _add(claims, _decode(node, answer), Span(number, number), query)
+        _add(claims, decode_logs(node.name, answer), Span(number, number), query)
 
 
 def range_call(span: Span, topics: Sequence[Hash32]) -> Call:
@@ -254,15 +254,16 @@ def _decode_range(node: RpcNode, answer: Answer, span: Span) -> list[_WireLog]:
                 node.log_range.refused(len(span), allowed_blocks(words), by_blocks=limits_blocks(words))
             raise RangeTooLarge(node.name, f"refuses the logs of {len(span)} blocks from {span.first} on: {answer}")
         raise SourceUnavailable(node.name, f"cannot give the logs of blocks {span}: {answer}")
-    return _decode(node, answer)
+    return decode_logs(node.name, answer)
 
 
-def _decode(node: RpcNode, answer: msgspec.Raw) -> list[_WireLog]:
+def decode_logs(node: str, raw: msgspec.Raw) -> list[_WireLog]:
+    """Decode a list of logs as a node writes them; raises `NodeFault` for another form."""
     try:
-        return _LOGS.decode(answer)
+        return _LOGS.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         problem = "the list of logs does not have the known form"
-    raise NodeFault(node.name, problem)
+    raise NodeFault(node, problem)
 
 
 def _add(claims: Claims, logs: Sequence[_WireLog], span: Span, query: LogQuery) -> None:

@@ -14,20 +14,12 @@ from vaultevents.chain.rlp_encoding import encode_bytes, encode_int, encode_list
 from vaultevents.chain.transactions import UnknownTransactionType, encode_transactions
 from vaultevents.chain.trie import list_root
 from vaultevents.core.errors import NodeFault, SourceUnavailable
-from vaultevents.core.logs import Header, Log
+from vaultevents.core.logs import Header
 from vaultevents.core.units import Address, Hash32, ValidatorIndex
 from vaultevents.core.withdrawals import Withdrawal, WithdrawalBlock
 
 _QUANTITY = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
 BLOOM_BYTES = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """A log and the place in its block that the node gives to its transaction."""
-
-    log: Log
-    tx_index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +50,9 @@ class _WireWithdrawal(msgspec.Struct, rename="camel", gc=False):
     amount: str
 
 
-class _WireLog(msgspec.Struct, rename="camel"):
-    address: str
-    topics: list[str]
-    data: str
-    block_number: str
-    block_hash: str
-    transaction_hash: str
-    transaction_index: str
-    log_index: str
-    removed: bool = False
-    block_timestamp: str | None = None
-
-
 _BLOCK = msgspec.json.Decoder(_WireBlock)
 _BODY = msgspec.json.Decoder(_WireBody)
 _WITHDRAWALS = msgspec.json.Decoder(list[_WireWithdrawal] | None)
-_LOGS = msgspec.json.Decoder(list[_WireLog])
 _TEXTS = msgspec.json.Decoder(list[str])
 _TEXT = msgspec.json.Decoder(str)
 
@@ -183,11 +161,6 @@ def is_null(raw: msgspec.Raw) -> bool:
     return bytes(memoryview(raw)[:5]) == b"null"
 
 
-def logs(node: str, raw: msgspec.Raw) -> list[Sighting]:
-    """The logs of an answer. A log that was removed by a reorganisation, or is pending, is a fault."""
-    return [_sighting(node, wire) for wire in _decoded(node, "the list of logs", _LOGS, raw)]
-
-
 def _withdrawals(node: str, what: str, wire: _WireBlock) -> tuple[Withdrawal, ...]:
     listed = _decoded(node, f"the withdrawals of {what}", _WITHDRAWALS, wire.withdrawals)
     if listed is None and wire.withdrawals_root is None:
@@ -221,28 +194,6 @@ def _check_withdrawals(node: str, what: str, withdrawals: Sequence[Withdrawal], 
 def _encoded(one: Withdrawal) -> bytes:
     numbers = encode_int(one.index), encode_int(one.validator_index)
     return encode_list((*numbers, encode_bytes(one.address), encode_int(one.amount_gwei)))
-
-
-def _sighting(node: str, wire: _WireLog) -> Sighting:
-    number = quantity(node, "the block number of a log", wire.block_number)
-    what = f"of a log in block {number}"
-    if wire.removed:
-        raise NodeFault(node, f"a log in block {number} is marked as removed")
-    if len(wire.topics) > 4:
-        raise NodeFault(node, f"a log in block {number} has {len(wire.topics)} topics")
-    log = Log(
-        address=Address(data(node, f"the address {what}", wire.address, 20)),
-        topics=tuple(Hash32(data(node, f"a topic {what}", topic, 32)) for topic in wire.topics),
-        data=data(node, f"the data {what}", wire.data),
-        block_number=number,
-        block_hash=Hash32(data(node, f"the block hash {what}", wire.block_hash, 32)),
-        tx_hash=Hash32(data(node, f"the transaction hash {what}", wire.transaction_hash, 32)),
-        log_index=quantity(node, f"the index {what}", wire.log_index),
-        timestamp_s=None
-        if wire.block_timestamp is None
-        else quantity(node, f"the block timestamp {what}", wire.block_timestamp),
-    )
-    return Sighting(log, quantity(node, f"the transaction index {what}", wire.transaction_index))
 
 
 def _decoded(node: str, what: str, decoder: msgspec.json.Decoder[Wire], raw: msgspec.Raw) -> Wire:
