@@ -63,7 +63,7 @@ async def test_run_delivers_and_replay_finds_the_same(here: Place, server: Serve
 
     (audited,) = after["audits"]
     assert (audited["kind"], audited["first"]) == ("audit", 1)
-    assert "audit       logs: blocks 1 to " in (await here.run("status")).ok().stdout
+    assert f"audit       logs at {audited['node']}: blocks 1 to " in (await here.run("status")).ok().stdout
 
     whole = ("--from-block", "0", "--to-block", str(after["head"]), "--json")
     await prove(here, whole, len(events))
@@ -104,10 +104,10 @@ async def prove(here: Place, whole: tuple[str, ...], events: int) -> None:
     own = (await here.run("audit", "chain", *whole)).ok().json
     assert (own["ok"], own["events"]["same"], own["events"]["missing"]) == (True, events, 0)
     second = ExecutionServer(here.world.chain)
-    agreeing = {"VAULTEVENTS_EXECUTION__URLS": f"{here.url},{here.url}/2", "VAULTEVENTS_EXECUTION__AGREEMENT": "2"}
+    two = {"VAULTEVENTS_EXECUTION__URLS": f"{here.url},{here.url}/2"}
     try:
         url = f"{await second.start()}/secret"
-        other = (await here.run("audit", "chain", *whole, "--second-node", url, **agreeing)).ok()
+        other = (await here.run("audit", "chain", *whole, "--second-node", url, **two)).ok()
     finally:
         await second.stop()
     assert other.json == own
