@@ -95,9 +95,9 @@ def world(folder: Path, scheme: str) -> Iterator[World]:
 
 
 @contextmanager
-def receiving(scheme: str, folder: Path) -> Iterator[int]:
+def receiving(scheme: str, folder: Path, script: str = "_receiver.py") -> Iterator[int]:
     """The port of a receiver in a process of its own."""
-    command = [sys.executable, str(BENCH / "_receiver.py"), scheme, str(folder)]
+    command = [sys.executable, str(BENCH / script), scheme, str(folder)]
     receiver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert receiver.stdout is not None
@@ -108,11 +108,11 @@ def receiving(scheme: str, folder: Path) -> Iterator[int]:
         receiver.wait()
 
 
-async def add_webhooks(database: Database, urls: list[str], account_id: str = "acme") -> list[str]:
-    """Webhooks of an account that is made with them; their ids."""
+async def add_webhooks(database: Database, urls: list[str], account_id: str = "acme", *, first: int = 0) -> list[str]:
+    """Webhooks of an account that is made with them, numbered from `first` on; their ids."""
     await accounts.add_account(database, account_id, account_id)
     ids = []
-    for number, url in enumerate(urls):
+    for number, url in enumerate(urls, first):
         webhook = Webhook(f"wh_{number:08d}", account_id, url, None, None, active=True)
         secret = Secret(new_secret(os.urandom(32)))
         await webhooks.create_webhook(database, webhook, secret, KEY, os.urandom(12))
