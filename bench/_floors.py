@@ -1,7 +1,8 @@
 """Two bare loops beside the backfill: they fetch, decode and copy the same rows, and could not go on after a crash.
 
 `plain` reads logs, and headers of the blocks with logs of registered contracts, and proves nothing. `proving` reads
-the receipts of these blocks, too: it takes the logs from them and computes the header hashes and the receipts' roots.
+the receipts and transactions of these blocks, too: it takes the logs from the receipts and computes header hashes and
+both roots.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import msgspec
 import rlp
 from _mockchain import queue, vault
 from _mocknode import RANGE_LIMIT
-from eth_hash.auto import keccak
 
 from vaultevents.core.events import ENCODING
+from vaultevents.core.keccak import keccak
 from vaultevents.core.logs import ETHER_FUNDED, TOPICS
 from vaultevents.core.units import Wei, checksum, eth_text, hex_text
 from vaultevents.store.pool import Database
@@ -141,7 +142,7 @@ async def _read_proving(ask: _Ask, task: Task, logs: list[_Log]) -> list[tuple[_
 
 async def _prove(ask: _Ask, task: Task, numbers: Sequence[str]) -> list[tuple[_Log, int]]:
     headers, receipts = await asyncio.gather(
-        ask([("eth_getBlockByNumber", [number, False]) for number in numbers]),
+        ask([("eth_getBlockByNumber", [number, True]) for number in numbers]),
         ask([("eth_getBlockReceipts", [number]) for number in numbers]),
     )
     proven = []
@@ -151,6 +152,10 @@ async def _prove(ask: _Ask, task: Task, numbers: Sequence[str]) -> list[tuple[_L
             raise SystemExit(f"block {header['number']} has another hash")
         if root([encoded(receipt) for receipt in of_block]) != bytes.fromhex(header["receiptsRoot"][2:]):
             raise SystemExit(f"block {header['number']} has another receipts root")
+        if root([encoded_transaction(sent) for sent in header["transactions"]]) != bytes.fromhex(
+            header["transactionsRoot"][2:]
+        ):
+            raise SystemExit(f"block {header['number']} has another transactions root")
         time_s = int(header["timestamp"], 16)
         proven += [
             (log, time_s)
@@ -180,6 +185,20 @@ def encoded(receipt: _Receipt) -> bytes:
     outcome, gas = int(receipt.status, 16), int(receipt.cumulative_gas_used, 16)
     payload = rlp.encode([outcome, gas, bytes.fromhex(receipt.logs_bloom[2:]), logs])
     return bytes([int(receipt.type, 16)]) + bytes(payload)
+
+
+def encoded_transaction(sent: dict[str, Any]) -> bytes:
+    """An EIP-1559 transaction as it is hashed."""
+    fields = [
+        *(int(sent[name], 16) for name in ("chainId", "nonce", "maxPriorityFeePerGas", "maxFeePerGas", "gas")),
+        *(bytes.fromhex(sent["to"][2:]), int(sent["value"], 16), bytes.fromhex(sent["input"][2:])),
+        [
+            [bytes.fromhex(e["address"][2:]), [bytes.fromhex(k[2:]) for k in e["storageKeys"]]]
+            for e in sent["accessList"]
+        ],
+        *(int(sent[name], 16) for name in ("yParity", "r", "s")),
+    ]
+    return b"\x02" + bytes(rlp.encode(fields))
 
 
 def root(values: Sequence[bytes]) -> bytes:

@@ -17,6 +17,7 @@ from vaultevents.chain.lines import of_any_machine
 from vaultevents.chain.log_range import LogQuery
 from vaultevents.chain.receipts import (
     BlockLogs,
+    ReceiptOptions,
     ReceiptsUnavailable,
     TransactionsUnproven,
     Wanted,
@@ -80,6 +81,11 @@ class ReadOptions:
     batches_at_once: int
     receipt_limit_bytes: int
 
+    @property
+    def receipts(self) -> ReceiptOptions:
+        """How the receipts of a block are read."""
+        return ReceiptOptions(self.receipt_limit_bytes, self.strict)
+
     def may_hedge(self, blocks: int) -> bool:
         """Whether a question about so many blocks is put to a second node when the first is late."""
         return self.urgent and blocks <= CHEAP_BLOCKS
@@ -91,12 +97,16 @@ async def prove_blocks(
     query: LogQuery,
     known: Mapping[int, Header],
     options: ReadOptions,
+    *,
+    claimed: bool = True,
 ) -> list[BlockLogs]:
-    """Read blocks from their receipts, which any node may give; `known` headers are those of the chain."""
+    """Read blocks from their receipts, which any node may give; `known` headers are those of the chain.
+
+    `claimed`: nodes claim that they hold watched logs, so that their transactions are needed, too.
+    """
 
     async def read(node: RpcNode, some: Sequence[Wanted]) -> list[BlockLogs]:
-        limit = options.receipt_limit_bytes
-        blocks = await of_any_machine(partial(read_blocks, node, some, query, receipt_limit_bytes=limit))
+        blocks = await of_any_machine(partial(read_blocks, node, some, query, options.receipts, whole=claimed))
         for block in blocks:
             header = known.get(block.header.number)
             if header is not None and header.hash != block.header.hash:
@@ -128,13 +138,13 @@ async def prove_blocks(
 async def _with_transactions(
     nodes: Endpoints[RpcNode], blocks: Sequence[BlockLogs], query: LogQuery, options: ReadOptions
 ) -> list[BlockLogs]:
-    """Prove the hashes of the transactions of blocks with watched logs."""
+    """Prove the hashes of the transactions of blocks with watched logs, where they are not."""
     found = {block.header.number: block for block in blocks}
-    watched = [block for block in blocks if query.watched_content(block.logs)]
+    watched = [block for block in blocks if not block.hashes_proven and query.watched_content(block.logs)]
     for some in chunks(watched, nodes.nodes[0].receipts_at_once):
 
         async def prove(node: RpcNode, some: Sequence[BlockLogs] = some) -> list[BlockLogs]:
-            return await of_any_machine(partial(prove_transactions, node, some, strict=options.strict))
+            return await of_any_machine(partial(prove_transactions, node, some, options.receipts))
 
         try:
             given = await nodes.ask(prove, hedge=options.may_hedge(len(some)))
@@ -179,7 +189,8 @@ async def prove_range(
     )
     headers = await nodes.ask(read)
     wanted = [(header.number, header.hash) for header in headers if query.topics_may_be_in(header)]
-    blocks = await prove_blocks(nodes, wanted, query, {header.number: header for header in headers}, options)
+    known = {header.number: header for header in headers}
+    blocks = await prove_blocks(nodes, wanted, query, known, options, claimed=False)
     return ProvenRange(
         [log for block in blocks for log in block.logs],
         {block.header.number: block.header.timestamp_s for block in blocks if block.logs},

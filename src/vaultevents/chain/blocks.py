@@ -20,15 +20,17 @@ from vaultevents.core.units import Hash32
 T = TypeVar("T")
 
 
-def header_call(number: int) -> Call:
-    """Ask for the block at a height, with the hashes of its transactions."""
-    return Call("eth_getBlockByNumber", (hex(number), False))
+def header_call(number: int, *, whole: bool = False) -> Call:
+    """Ask for the block at a height, with the hashes of its transactions, or with whole transactions."""
+    return Call("eth_getBlockByNumber", (hex(number), whole))
 
 
-def read_block(node: RpcNode, number: int, answer: Answer, *, with_transactions: bool = False) -> wire.Block:
+def read_block(
+    node: RpcNode, number: int, answer: Answer, transactions: wire.TransactionForm | None = None
+) -> wire.Block:
     """Decode the answer to `header_call` for a block that must be there."""
     raw = block_answer(node, number, answer)
-    return must_have(node, number, wire.block(node.name, raw, number=number, with_transactions=with_transactions))
+    return must_have(node, number, wire.block(node.name, raw, number=number, transactions=transactions))
 
 
 def block_answer(node: RpcNode, number: int, answer: Answer) -> msgspec.Raw:

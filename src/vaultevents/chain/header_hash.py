@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-from eth_hash.auto import keccak
 from msgspec.structs import astuple
 
 from vaultevents.chain.rlp_encoding import from_text, text_data, text_list, text_number
+from vaultevents.core.keccak import keccak
 
 
 class HeaderFields(msgspec.Struct, rename="camel", gc=False):

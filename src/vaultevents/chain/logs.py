@@ -191,9 +191,10 @@ class _Reading:
                 found[number] = claimants[0]
         return found
 
-    async def _prove_all(self, numbers: Sequence[int]) -> None:
+    async def _prove_all(self, numbers: Sequence[int], *, claimed: bool = True) -> None:
         wanted = [(number, self._hash_of(number)) for number in numbers]
-        blocks = await prove_blocks(self._nodes, wanted, self._query, self._headers, self._options)
+        options, headers = self._options, self._headers
+        blocks = await prove_blocks(self._nodes, wanted, self._query, headers, options, claimed=claimed)
         for at, block in enumerate(blocks):
             if not block.is_proven or (block.header.unknown_fields and block.header.number not in self._headers):
                 blocks[at] = block = await self._agree_on(block)
@@ -213,11 +214,10 @@ class _Reading:
         Where one of them proves the block in a known form, the unknown one was false.
         """
         wanted = [(block.header.number, block.header.hash)]
-        limit = self._options.receipt_limit_bytes
         others: list[BlockLogs] = []
         for claims in self._claims:
             try:
-                others += await read_blocks(claims.node, wanted, self._query, receipt_limit_bytes=limit)
+                others += await read_blocks(claims.node, wanted, self._query, self._options.receipts)
             except DataUnavailable:
                 continue  # no witness of this block
         for other in others:
@@ -322,7 +322,7 @@ class _Reading:
         ]
         counters = self._claims[0].node.line.counters
         taken = len(possible) if options.all_possible else options.budget.take(len(possible))
-        await self.prove(possible[:taken])
+        await self._prove_all(possible[:taken], claimed=False)
         counters.blooms_settled += taken
         counters.blooms_unsettled += len(possible) - taken
         metrics.blooms(taken, len(possible) - taken)

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
-from eth_hash.auto import keccak
 
 from vaultevents.chain import wire
 from vaultevents.chain.batches import chunks
-from vaultevents.chain.blocks import block_answer, header_call, must_have, read_block
+from vaultevents.chain.blocks import header_call, read_block
 from vaultevents.chain.jsonrpc import Answer, Call, RpcFailure, RpcNode
 from vaultevents.chain.lines import DataUnavailable
 from vaultevents.chain.log_range import LogQuery
 from vaultevents.chain.rlp_encoding import from_text, text_data, text_list, text_number
 from vaultevents.chain.trie import list_root
 from vaultevents.core.errors import NodeFault, RangeTooLarge
+from vaultevents.core.keccak import keccak
 from vaultevents.core.logs import Header, Log
 from vaultevents.core.units import Address, Hash32, hex_text
 
@@ -143,73 +143,86 @@ def _log_text(log: _WireLog) -> str:
     return text_list((text_data(log.address), text_list(map(text_data, log.topics)), text_data(log.data)))
 
 
+@dataclass(frozen=True, slots=True)
+class ReceiptOptions:
+    """`limit_bytes`: how large the answer with a single receipt may be. `strict`: transactions make up their root."""
+
+    limit_bytes: int
+    strict: bool
+
+
 Wanted = tuple[int, Hash32 | None]
 """The number of a block and, where it is known, its hash."""
 
 
 async def read_blocks(
-    node: RpcNode, wanted: Sequence[Wanted], query: LogQuery, *, receipt_limit_bytes: int
+    node: RpcNode, wanted: Sequence[Wanted], query: LogQuery, options: ReceiptOptions, *, whole: bool = False
 ) -> list[BlockLogs]:
     """Read the kept logs of blocks in their order.
 
-    Raises `NodeFault` for what contradicts the chain, `ReceiptsUnavailable` where the node lacks the receipts.
+    With `whole` they are asked for with their transactions, so that those of watched logs are proven, too. Raises
+    `NodeFault` for what contradicts the chain, `ReceiptsUnavailable` where the node lacks the receipts.
     """
     try:
-        answers = await node.ask([call for block in wanted for call in _calls(*block)])
+        answers: list[Answer | None] = [*await node.ask([call for block in wanted for call in _calls(*block, whole)])]
     except RangeTooLarge:
-        found = []
-        for number, block_hash in wanted:
-            header_answer, receipts_answer = await _ask_alone(node, number, block_hash)
-            found.append(
-                await _read_block(node, number, block_hash, header_answer, receipts_answer, query, receipt_limit_bytes)
-            )
-        return found
-    sizes = [len(memoryview(answer)) for answer in answers[1::2] if not isinstance(answer, RpcFailure)]
-    node.learn_receipts_size(sizes)
-    return [
-        await _read_block(node, number, block_hash, header_answer, receipts_answer, query, receipt_limit_bytes)
-        for (number, block_hash), header_answer, receipts_answer in zip(
-            wanted, answers[::2], answers[1::2], strict=True
-        )
-    ]
+        whole = False
+        answers = [answer for block in wanted for answer in await _ask_alone(node, *block)]
+    else:
+        # a node that gives receipts of this size gives the transactions of as many blocks
+        sizes = [len(memoryview(answer)) for answer in answers[1::2] if isinstance(answer, msgspec.Raw)]
+        node.learn_receipts_size(sizes)
+    pairs = zip(wanted, answers[::2], answers[1::2], strict=True)
+    return [await _read_block(node, *block, answer, given, query, options, whole) for block, answer, given in pairs]
 
 
-def _calls(number: int, block_hash: Hash32 | None) -> tuple[Call, Call]:
+def _calls(number: int, block_hash: Hash32 | None, whole: bool) -> tuple[Call, Call]:
     """A block, and its receipts: by hash where it is known, so that a node with another block has none."""
-    return header_call(number), Call("eth_getBlockReceipts", (hex_text(block_hash) if block_hash else hex(number),))
+    receipts = Call("eth_getBlockReceipts", (hex_text(block_hash) if block_hash else hex(number),))
+    return header_call(number, whole=whole), receipts
 
 
 async def _ask_alone(node: RpcNode, number: int, block_hash: Hash32 | None) -> tuple[Answer, Answer | None]:
     """The answers about one block; None for receipts that are more than is read at once."""
-    header_call, receipts_call = _calls(number, block_hash)
-    (header_answer,) = await node.ask([header_call])
+    block_call, receipts_call = _calls(number, block_hash, whole=False)
+    (block_answer,) = await node.ask([block_call])
     try:
         (receipts_answer,) = await node.ask([receipts_call])
     except RangeTooLarge:
-        return header_answer, None
-    return header_answer, receipts_answer
+        return block_answer, None
+    return block_answer, receipts_answer
 
 
 async def _read_block(
     node: RpcNode,
     number: int,
     block_hash: Hash32 | None,
-    header_answer: Answer,
+    block_answer: Answer | None,
     receipts_answer: Answer | None,
     query: LogQuery,
-    receipt_limit_bytes: int,
+    options: ReceiptOptions,
+    whole: bool,
 ) -> BlockLogs:
-    block = read_block(node, number, header_answer, with_transactions=True)
+    assert block_answer is not None
+    block = read_block(node, number, block_answer, "whole" if whole else "hashes")
     if block_hash is not None and block.header.hash != block_hash:
         raise other_block(node.name, block.header, block_hash)
     receipts = _Receipts(node.name, block.header, query)
     tx_hashes = block.tx_hashes or []
     raw = _given(receipts_answer)
     if raw is None:
-        await _add_one_by_one(node, receipts, tx_hashes, receipt_limit_bytes)
+        await _add_one_by_one(node, receipts, tx_hashes, options.limit_bytes)
     else:
         _add_all(receipts, raw)
-    return receipts.proven(tx_hashes)
+    proven = receipts.proven(tx_hashes)
+    if block.transactions is None or not query.watched_content(proven.logs):
+        return proven
+    try:
+        return _with_hashes(node, proven, block.transactions)
+    except NodeFault:
+        if options.strict:
+            raise
+        return proven  # of a development chain, or false: other nodes are asked (`prove_transactions`)
 
 
 def _given(answer: Answer | None) -> msgspec.Raw | None:
@@ -266,30 +279,32 @@ class TransactionsUnproven(DataUnavailable):
     """The full transactions that a node gives do not make up the root in the header, as on some development chains."""
 
 
-async def prove_transactions(node: RpcNode, blocks: Sequence[BlockLogs], *, strict: bool) -> list[BlockLogs]:
+async def prove_transactions(node: RpcNode, blocks: Sequence[BlockLogs], options: ReceiptOptions) -> list[BlockLogs]:
     """Give the logs of proven blocks the hashes of their transactions that the header's root proves.
 
     Receipts do not contain these hashes, and event ids do. Raises `NodeFault` where they do not make up the root, and
-    without `strict` `TransactionsUnproven`.
+    `TransactionsUnproven` where the options are not strict.
     """
     try:
         return await _prove_transactions(node, blocks)
     except NodeFault as error:
-        if strict:
+        if options.strict:
             raise
         raise TransactionsUnproven(error.node, error.problem) from None
 
 
 async def _prove_transactions(node: RpcNode, blocks: Sequence[BlockLogs]) -> list[BlockLogs]:
     answers = await node.ask([Call("eth_getBlockByHash", (hex_text(block.header.hash), True)) for block in blocks])
-    return [_with_hashes(node, block, answer) for block, answer in zip(blocks, answers, strict=True)]
+    proven = []
+    for block, answer in zip(blocks, answers, strict=True):
+        listed = read_block(node, block.header.number, answer, "whole").transactions
+        assert listed is not None
+        proven.append(_with_hashes(node, block, listed))
+    return proven
 
 
-def _with_hashes(node: RpcNode, block: BlockLogs, answer: Answer) -> BlockLogs:
-    number = block.header.number
-    raw = block_answer(node, number, answer)
-    raw = must_have(node, number, None if wire.is_null(raw) else raw)
-    encoded = wire.transactions(node.name, raw, block.header)
+def _with_hashes(node: RpcNode, block: BlockLogs, listed: msgspec.Raw) -> BlockLogs:
+    encoded = wire.transactions(node.name, listed, block.header)
     if encoded is None:
         return replace(block, is_proven=False)
     hashes = {at: Hash32(keccak(encoded[at])) for at in set(block.tx_indices)}

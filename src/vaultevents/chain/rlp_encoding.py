@@ -8,6 +8,7 @@ takes some fifty microseconds for each. Tests compare the two.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 _SHORT: Final = tuple(f"{0x80 + size:02x}" for size in range(56))
@@ -81,6 +82,7 @@ def text_list(items: Iterable[str]) -> str:
     return (_SHORT_LISTS[size] if size < 56 else _prefix(0xF7, size)) + content
 
 
+@lru_cache(maxsize=16_384)
 def _prefix(base: int, size: int) -> str:
     """What stands before a value of 56 bytes or more: how long its size is, and the size."""
     digits = f"{size:x}" if size.bit_length() % 8 == 0 or size.bit_length() % 8 > 4 else f"0{size:x}"

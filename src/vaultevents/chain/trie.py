@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from eth_hash.auto import keccak
-
 from vaultevents.chain.rlp_encoding import encode_bytes, encode_int, encode_list
+from vaultevents.core.keccak import keccak
 
 _Entry = tuple[bytes, bytes]
 """The rest of a key, one byte for each hexadecimal digit, and its value."""

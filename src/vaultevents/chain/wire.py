@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -24,13 +24,14 @@ BLOOM_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A header and, where they were asked for, the hashes of the block's transactions in order.
+    """A header and, where they were asked for, the hashes of the block's transactions in order, and these themselves.
 
-    These are as the node writes them: a block has hundreds, of which one or two are looked at.
+    Hashes are as the node writes them: a block has hundreds, of which one or two are looked at.
     """
 
     header: Header
     tx_hashes: list[str] | None
+    transactions: msgspec.Raw | None = None
 
 
 class _WireBlock(HeaderFields, rename="camel", kw_only=True):
@@ -39,8 +40,8 @@ class _WireBlock(HeaderFields, rename="camel", kw_only=True):
     withdrawals: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _WireBody(msgspec.Struct):
-    transactions: msgspec.Raw
+class _WireTransaction(msgspec.Struct, gc=False):
+    hash: str
 
 
 class _WireWithdrawal(msgspec.Struct, rename="camel", gc=False):
@@ -51,12 +52,13 @@ class _WireWithdrawal(msgspec.Struct, rename="camel", gc=False):
 
 
 _BLOCK = msgspec.json.Decoder(_WireBlock)
-_BODY = msgspec.json.Decoder(_WireBody)
 _WITHDRAWALS = msgspec.json.Decoder(list[_WireWithdrawal] | None)
 _TEXTS = msgspec.json.Decoder(list[str])
+_TRANSACTIONS = msgspec.json.Decoder(list[_WireTransaction])
 _TEXT = msgspec.json.Decoder(str)
 
 Wire = TypeVar("Wire")
+TransactionForm = Literal["hashes", "whole"]
 
 
 def quantity(node: str, what: str, text: str) -> int:
@@ -84,26 +86,36 @@ def text(node: str, what: str, raw: msgspec.Raw) -> str:
     return _decoded(node, what, _TEXT, raw)
 
 
-def block(node: str, raw: msgspec.Raw, *, number: int | None, with_transactions: bool = False) -> Block | None:
-    """Decode a block whose header hashes to its hash; None for `null`. It must have the `number` that was asked for."""
+def block(
+    node: str, raw: msgspec.Raw, *, number: int | None, transactions: TransactionForm | None = None
+) -> Block | None:
+    """Decode a block whose header hashes to its hash; None for `null`. It must have the `number` that was asked for.
+
+    `transactions` says what the block lists.
+    """
     decoded = _block(node, raw, number)
     if decoded is None:
         return None
     what, wire, header = decoded
-    return Block(
-        header,
-        _decoded(node, f"the list of transactions of {what}", _TEXTS, wire.transactions) if with_transactions else None,
-    )
+    what = f"the list of transactions of {what}"
+    match transactions:
+        case None:
+            return Block(header, None)
+        case "hashes":
+            return Block(header, _decoded(node, what, _TEXTS, wire.transactions))
+        case "whole":
+            listed = _decoded(node, what, _TRANSACTIONS, wire.transactions)
+            return Block(header, [transaction.hash for transaction in listed], wire.transactions)
 
 
 def transactions(node: str, raw: msgspec.Raw, header: Header) -> list[bytes] | None:
-    """Decode the full transactions of a block, encoded as they are hashed; they must make up the root in `header`.
+    """Decode the whole transactions of a block, encoded as they are hashed; they must make up the root in `header`.
 
-    None where a transaction is of an unknown type. The block's other fields are not looked at.
+    None where a transaction is of an unknown type.
     """
     what = f"the transactions of block {header.number}"
     try:
-        encoded = encode_transactions(_decoded(node, what, _BODY, raw).transactions)
+        encoded = encode_transactions(raw)
     except UnknownTransactionType:
         return None
     except ValueError:

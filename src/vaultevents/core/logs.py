@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from eth_hash.auto import keccak
-
 from vaultevents.core.events import FundingReceived, Observation, WithdrawalClaimed
+from vaultevents.core.keccak import keccak
 from vaultevents.core.registry import Owner, Registry, Role, Watched
 from vaultevents.core.units import Address, Hash32, Wei, hex_text
 

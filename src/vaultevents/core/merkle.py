@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from eth_hash.auto import keccak
-
+from vaultevents.core.keccak import keccak
 from vaultevents.core.units import Address, Hash32
 
 LEAF_NUMBERS = 5

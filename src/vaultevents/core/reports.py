@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NoReturn
 
-from eth_hash.auto import keccak
-
 from vaultevents.core import merkle
 from vaultevents.core.cid import Cid, CidUnsupported, matches, parse_cid
 from vaultevents.core.errors import NodeFault, SourceUnavailable, VaulteventsError
 from vaultevents.core.events import Observation, ReportUpdateAvailable
+from vaultevents.core.keccak import keccak
 from vaultevents.core.logs import REPORT_UPDATED, Log, UndecodableLog
 from vaultevents.core.units import Address, BlockNumber, Hash32, Wei, checksum, hex_text
 

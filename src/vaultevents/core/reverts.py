@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eth_hash.auto import keccak
+from vaultevents.core.keccak import keccak
 
 MEANINGS = {
     "InvalidProof()": "wrong data, or a newer report has superseded this one",

@@ -6,9 +6,8 @@ import re
 from functools import lru_cache
 from typing import NewType
 
-from eth_hash.auto import keccak
-
 from vaultevents.core.errors import InputError
+from vaultevents.core.keccak import keccak
 
 BlockNumber = NewType("BlockNumber", int)
 Epoch = NewType("Epoch", int)
