@@ -21,7 +21,12 @@ SCHEDULE_S: Final = (5, 5 * _MINUTE, 30 * _MINUTE, *(hours * _HOUR for hours in 
 """Seconds after the 1st, 2nd … 9th failed attempt; the 10th is the last (D5)."""
 
 JITTER_SHARE: Final = 0.2
-MAX_HINT_S: Final = _DAY
+MAX_HINT_S: Final = _HOUR
+"""How long a `Retry-After` can hold back a webhook: a receiver that needs longer says so again when it is asked."""
+
+LOCAL_FAULTS: Final = frozenset({"local", "resolver", "proxy_down", "sealed"})
+"""Errors of attempts that this host could not begin: no descriptor, port or route, no resolver, proxy or secret."""
+
 _MAX_STEP_S: Final = 30 * _DAY
 
 
@@ -59,13 +64,18 @@ class Gone:
     """410: the receiver asks to stop; the webhook is disabled and what is pending parked, this delivery too (D3)."""
 
 
-Verdict = Delivered | Retry | Exhausted | Gone
+@dataclass(frozen=True, slots=True)
+class NotAttempted:
+    """A fault of this host: nothing was sent, so nothing counts. The delivery is due again soon."""
+
+
+Verdict = Delivered | Retry | Exhausted | Gone | NotAttempted
 
 
 def judge(outcome: Outcome, attempt_number: int, schedule: Sequence[float], jitter: float, now: datetime) -> Verdict:
     """What follows from an attempt; the first has `attempt_number` 1.
 
-    `jitter` in [0, 1) adds up to 20 % to the schedule's delay. A hint (`Retry-After` on 429 and 503, up to 24 h) can
+    `jitter` in [0, 1) adds up to 20 % to the schedule's delay. A hint (`Retry-After` on 429 and 503, up to an hour) can
     only push the delivery later, and parks the webhook for as long as the hint says. `now` serves HTTP dates only.
     """
     if not 0 <= jitter < 1:
@@ -75,6 +85,8 @@ def judge(outcome: Outcome, attempt_number: int, schedule: Sequence[float], jitt
         return Delivered()
     if status == 410:
         return Gone()
+    if outcome.error in LOCAL_FAULTS:
+        return NotAttempted()
     hint_s = retry_after_s(outcome.retry_after, now) if status in (429, 503) else 0.0
     step = max(attempt_number, 1) - 1
     if step >= len(schedule):
@@ -90,14 +102,14 @@ _HTTP_DATES: Final = (
 
 
 def retry_after_s(text: str | None, now: datetime) -> float:
-    """Seconds a `Retry-After` header asks for, at most 24 h; 0 for none, a malformed one or one in the past.
+    """Seconds a `Retry-After` header asks for, at most an hour; 0 for none, a malformed one or one in the past.
 
     RFC 9110 §10.2.3: a number of seconds, or a date in one of the three forms of §5.6.7.
     """
     text = (text or "").strip()
     if re.fullmatch(r"[0-9]+", text, re.ASCII):
         digits = text.lstrip("0")
-        return float(min(int(digits[:9] or "0"), MAX_HINT_S))  # nine digits say more than 24 h: no need for the rest
+        return float(min(int(digits[:9] or "0"), MAX_HINT_S))  # nine digits say more than that: no need for the rest
     for form in _HTTP_DATES:
         try:
             until = datetime.strptime(text, form).replace(tzinfo=UTC)

@@ -256,6 +256,20 @@ async def settle_resends(database: Database, results: Sequence[ResendResult]) ->
     return len(held)
 
 
+async def put_back_resends(database: Database, held: Sequence[Resend], after_s: float) -> None:
+    """Make requests due again in `after_s` seconds as if they had not been claimed, where the lease is still held."""
+    if not held:
+        return
+    async with database.transaction() as connection:
+        await connection.execute(_PUT_BACK, [resend.id for resend in held], [resend.lease for resend in held], after_s)
+
+
+_PUT_BACK = """
+update resends r set lease = null, due_at = db_now() + make_interval(secs => $3)
+from unnest($1::bigint[], $2::uuid[]) as o (id, lease)
+where r.id = o.id and r.lease = o.lease and r.finished_at is null
+"""
+
 _SETTLE = """
 update resends r set lease = null, finished_at = db_now(), started_at = o.started_at, duration_ms = o.duration_ms,
     status = o.status, error = o.error, excerpt = o.excerpt, address = o.address, dns_ms = o.dns_ms,
