@@ -9,34 +9,18 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final
-from urllib.parse import unquote_to_bytes, urlsplit
 
-from vaultevents.core.errors import ConfigError, LocalFault, VaulteventsError
+from vaultevents.core.errors import LocalFault, VaulteventsError
+from vaultevents.core.proxies import Proxy, authority
 
 HEAD_LIMIT_BYTES: Final = 16 * 1024
 REASON_CHARS: Final = 256
 REASON_HEADER: Final = "x-smokescreen-error"
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([^\r\n]*))?\r\n")
-
-
-@dataclass(frozen=True, slots=True)
-class Proxy:
-    """Where the proxy is, and what it wants to see in `Proxy-Authorization`."""
-
-    host: str
-    port: int
-    authorization: str | None = field(default=None, repr=False)
-
-    @property
-    def name(self) -> str:
-        """`host:port`, without credentials."""
-        return _authority(self.host, self.port)
 
 
 class ProxyRefused(VaulteventsError):
@@ -46,22 +30,6 @@ class ProxyRefused(VaulteventsError):
         super().__init__(f"the proxy answered {status}: {reason}")
         self.status = status
         self.reason = reason
-
-
-def parse_proxy(url: str) -> Proxy:
-    """Read `http://[user:password@]host:port`; raises `ConfigError`, whose text never repeats the URL."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        parts, port = urlsplit(""), None
-    plain = parts.scheme == "http" and parts.path in ("", "/") and not parts.query and not parts.fragment
-    if not plain or not parts.hostname or not port or not parts.hostname.isascii():
-        raise ConfigError("write the proxy as http://host:port or http://user:password@host:port")
-    if parts.username is None:
-        return Proxy(parts.hostname, port)
-    credentials = unquote_to_bytes(parts.username) + b":" + unquote_to_bytes(parts.password or "")
-    return Proxy(parts.hostname, port, f"Basic {b64encode(credentials).decode()}")
 
 
 async def dial_proxy(proxy: Proxy, lookup: Callable[[str], Awaitable[Sequence[str]]]) -> socket.socket:
@@ -93,7 +61,7 @@ async def open_tunnel(connected: socket.socket, proxy: Proxy, host: str, port: i
     Raises `ProxyRefused` with what the proxy said, and `LocalFault` where the proxy is in trouble itself.
     """
     loop = asyncio.get_running_loop()
-    target = _authority(host, port)
+    target = authority(host, port)
     authorization = "" if proxy.authorization is None else f"proxy-authorization: {proxy.authorization}\r\n"
     head = b""
     try:
@@ -129,10 +97,6 @@ async def _addresses(host: str, lookup: Callable[[str], Awaitable[Sequence[str]]
         return [str(ip_address(host))]
     except ValueError:
         return await lookup(host)
-
-
-def _authority(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _headers(lines: bytes) -> dict[str, str]:

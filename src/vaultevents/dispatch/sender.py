@@ -27,10 +27,11 @@ import msgspec
 import structlog
 
 from vaultevents.core.errors import InputError, LocalFault
+from vaultevents.core.proxies import Proxy
 from vaultevents.core.timing import NO_TIMING, Timing
 from vaultevents.dispatch.connection import Answer, Connection, Malformed, Pool
 from vaultevents.egress import KEEP_ALIVE_S, EgressRefused, Guard, tls_context
-from vaultevents.proxy import Proxy, ProxyRefused, dial_proxy, open_tunnel
+from vaultevents.proxy import ProxyRefused, dial_proxy, open_tunnel
 
 log = structlog.get_logger("sender")
 
