@@ -19,6 +19,8 @@ from vaultevents.core.proxies import Proxy, authority
 HEAD_LIMIT_BYTES: Final = 16 * 1024
 REASON_CHARS: Final = 256
 REASON_HEADER: Final = "x-smokescreen-error"
+ROLE_HEADER: Final = "x-smokescreen-role"
+"""Of the client, for the proxy's rules; other proxies than Smokescreen ignore it."""
 
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([^\r\n]*))?\r\n")
 
@@ -62,12 +64,12 @@ async def open_tunnel(connected: socket.socket, proxy: Proxy, host: str, port: i
     """
     loop = asyncio.get_running_loop()
     target = authority(host, port)
-    authorization = "" if proxy.authorization is None else f"proxy-authorization: {proxy.authorization}\r\n"
+    fields = [f"host: {target}", f"{ROLE_HEADER}: vaultevents"]
+    if proxy.authorization is not None:
+        fields.append(f"proxy-authorization: {proxy.authorization}")
     head = b""
     try:
-        await loop.sock_sendall(
-            connected, f"CONNECT {target} HTTP/1.1\r\nhost: {target}\r\n{authorization}\r\n".encode()
-        )
+        await loop.sock_sendall(connected, "\r\n".join([f"CONNECT {target} HTTP/1.1", *fields, "", ""]).encode())
         while b"\r\n\r\n" not in head and len(head) < HEAD_LIMIT_BYTES:
             data = await loop.sock_recv(connected, HEAD_LIMIT_BYTES)
             if not data:

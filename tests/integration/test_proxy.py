@@ -51,6 +51,7 @@ def test_a_delivery_goes_through_the_proxy(loop: Callable[[], asyncio.AbstractEv
             assert proxy.targets == [f"{NAME}:{receiver.port}"], "one tunnel, kept"
             credentials = base64.b64encode(b"user:p@ss").decode()
             assert f"proxy-authorization: Basic {credentials}\r\n" in proxy.heads[0]
+            assert "x-smokescreen-role: vaultevents\r\n" in proxy.heads[0]
             assert receiver.server_names == [NAME]
             assert all("proxy" not in head.lower() for head, _ in receiver.requests)
             timing = replies[0].timing
