@@ -51,7 +51,7 @@ class WatchedLoop(asyncio.SelectorEventLoop):
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
         self.dials.append(address[0])
         if not self.isolated and not (address[0] == "::1" or address[0].startswith("127.")):
-            raise OSError(errno.ENETUNREACH, "the story has no way out")
+            raise OSError(errno.EHOSTUNREACH, "the story has no way out")
         await super().sock_connect(sock, address)
 
 

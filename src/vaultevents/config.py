@@ -26,6 +26,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from vaultevents.core.errors import ConfigError, VaulteventsError
+from vaultevents.core.proxies import parse_proxy
 from vaultevents.core.retries import SCHEDULE_S, parse_schedule
 from vaultevents.core.signing import check_plain_header
 from vaultevents.core.tokens import parse_origin
@@ -106,6 +107,14 @@ COMMAS = BeforeValidator(_split)
 """A list that may also be a text with commas, as the environment has it."""
 
 
+def _proxy(url: SecretStr) -> SecretStr:
+    try:
+        parse_proxy(url.get_secret_value())
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return url
+
+
 def _schedule(value: Any) -> Any:
     return _rule(parse_schedule)(value) if isinstance(value, str) else value
 
@@ -125,6 +134,7 @@ Cidr = Annotated[IPNetwork, BeforeValidator(_rule(parse_network))]
 HeaderName = Annotated[str, BeforeValidator(_rule(check_plain_header))]
 FilePath = Annotated[Path, AfterValidator(_home)]
 Origin = Annotated[str, BeforeValidator(_rule(parse_origin))]
+ProxyUrl = Annotated[SecretStr, AfterValidator(_proxy)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -202,6 +212,7 @@ class DeliverySettings(Section):
     allow: Annotated[tuple[Allowed, ...], NoDecode, COMMAS] = ()
     deny: Annotated[tuple[Cidr, ...], NoDecode, COMMAS] = ()
     ca_file: FilePath | None = None
+    proxy_url: ProxyUrl | None = None
     plain_signature_header: HeaderName | None = None
 
     @model_validator(mode="after")

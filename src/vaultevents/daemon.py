@@ -34,7 +34,7 @@ from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
 from vaultevents.opening.database import Store, open_hash_key, open_store, service_clock, while_lost
-from vaultevents.opening.delivery import check_authority, operator_webhook, url_rules
+from vaultevents.opening.delivery import check_authority, operator_webhook, proxy, url_rules
 from vaultevents.opening.memory import keep_nodes
 from vaultevents.opening.sources import (
     AUDIT_OFF,
@@ -212,6 +212,7 @@ def _sender(settings: Settings) -> Sender:
     return Sender(
         Guard(url_rules(settings)),
         ca_file=delivery.ca_file,
+        proxy=proxy(settings),
         connect_timeout_s=delivery.connect_timeout_s,
         total_timeout_s=delivery.timeout_s,
     )

@@ -10,10 +10,10 @@ them, no proxy or credentials from the environment, no cookies and no decompress
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
@@ -25,8 +25,9 @@ from aiohttp.connector import AddrInfoType, Connection
 from aiohttp.tracing import Trace
 from yarl import URL
 
-from vaultevents.core.errors import VaulteventsError
+from vaultevents.core.errors import LocalFault, VaulteventsError
 from vaultevents.core.webhooks import UrlRules, check_url
+from vaultevents.resolver import SystemLookup, has_route
 
 Lookup = Callable[[str], Awaitable[Sequence[str]]]
 """From a DNS name to all its addresses as text; raises `OSError` when there is no answer."""
@@ -36,8 +37,7 @@ HEADER_LINES: Final = 64
 READ_BUFFER_BYTES: Final = 16 * 1024
 # Common servers close an idle connection after 5 s. Letting go earlier avoids posting into a connection being closed.
 KEEP_ALIVE_S: Final = 4.0
-# A dead name server holds a thread for up to some 20 s; this many dead names do not delay the others.
-LOOKUP_THREADS: Final = 64
+_EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENETDOWN}
 
 
 class EgressRefused(VaulteventsError):
@@ -49,57 +49,38 @@ class EgressRefused(VaulteventsError):
         self.reason = reason
 
 
-class SystemLookup:
-    """The system's resolver on threads of its own, shared by overlapping look-ups of one name.
-
-    With the event loop's few default threads, a handful of webhooks with a dead name server would stop all others.
-    """
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="dns")
-        self._pending: dict[str, asyncio.Future[list[str]]] = {}
-
-    async def __call__(self, name: str) -> list[str]:
-        answer = self._pending.get(name)
-        if answer is None:
-            answer = asyncio.get_running_loop().run_in_executor(self._threads, _addresses, name)
-            self._pending[name] = answer
-            answer.add_done_callback(lambda done: self._forget(name, done))
-        return await asyncio.shield(answer)
-
-    def _forget(self, name: str, done: asyncio.Future[list[str]]) -> None:
-        self._pending.pop(name, None)
-        if not done.cancelled():
-            done.exception()  # every waiter may have given up already
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _addresses(name: str) -> list[str]:
-    # As bytes: the interpreter's own IDNA rules are not those the name was checked with.
-    found = socket.getaddrinfo(name.encode("ascii"), None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
-    return list(dict.fromkeys(str(info[4][0]) for info in found))
-
-
 def is_own_address(address: str) -> bool:
-    """Whether this host has the address: the kernel then answers from that very address. Sends nothing."""
+    """Whether this host has the address: the kernel then answers from that very address. Sends nothing.
+
+    Raises `LocalFault` where there is no descriptor to find out with: the address must not pass unseen.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))
             return str(probe.getsockname()[0]) == address
-    except OSError:
+    except OSError as problem:
+        if problem.errno in _EXHAUSTED:
+            raise LocalFault("local", str(problem)) from None
         return False
+
+
+def _is_local_fault(problem: OSError, address: str) -> bool:
+    """Return whether dialling `address` failed for want of something on this host."""
+    if problem.errno == errno.EADDRNOTAVAIL:  # no free port, unless it has no address of that family
+        return has_route(address)
+    if problem.errno == errno.ENETUNREACH:  # no route here, unless a router on the way said so
+        return ":" not in address and not has_route(address)
+    return problem.errno in _EXHAUSTED
 
 
 class Guard(AbstractResolver):
     """Judges every URL and address of one session by `rules`. `lookup` and its budget in seconds can be replaced."""
 
-    def __init__(self, rules: UrlRules, *, lookup: Lookup | None = None, lookup_timeout_s: float = 1.0) -> None:
+    def __init__(self, rules: UrlRules, *, lookup: Lookup | None = None, lookup_timeout_s: float = 2.0) -> None:
         self._rules = rules
         self._system = SystemLookup()
-        self._lookup: Lookup = self._system if lookup is None else lookup
+        self.lookup: Lookup = self._system if lookup is None else lookup
         self._lookup_timeout_s = lookup_timeout_s
         self._permitted = lru_cache(maxsize=4096)(self._judge)
         self._vetted = lru_cache(maxsize=4096)(self._vet)
@@ -127,10 +108,13 @@ class Guard(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """All addresses of a name, each of them permitted; `OSError` for no answer, `EgressRefused` if any is not."""
+        """All addresses of a name, each of them permitted; `OSError` for no answer, `EgressRefused` if any is not.
+
+        Raises `LocalFault` when this host could not ask.
+        """
         try:
             async with asyncio.timeout(self._lookup_timeout_s):
-                addresses = await self._lookup(host)
+                addresses = await self.lookup(host)
         except TimeoutError:
             raise socket.gaierror(socket.EAI_AGAIN, f"no answer within {self._lookup_timeout_s} s") from None
         if not addresses:
@@ -164,31 +148,53 @@ class Guard(AbstractResolver):
     async def dial(self, host: str, resolved: Sequence[ResolveResult], within_s: float) -> socket.socket:
         """A connected socket to the first of the addresses that answers; each has an equal share of the time left.
 
-        Raises `EgressRefused`, `TimeoutError`, or the `OSError` of the last address.
+        Raises `EgressRefused`, `TimeoutError`, `LocalFault`, or the `OSError` of the last address.
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + within_s
-        problem: OSError = TimeoutError()
+        failure: OSError | None = None
         for number, one in enumerate(resolved):
             target = (one["host"], one["port"])
-            dialled = self.open_socket((one["family"], socket.SOCK_STREAM, 0, "", target))
+            try:
+                dialled = self.open_socket((one["family"], socket.SOCK_STREAM, 0, "", target))
+            except OSError as problem:
+                if problem.errno in _EXHAUSTED or isinstance(problem, LocalFault):
+                    raise LocalFault("local", str(problem)) from None
+                failure = problem  # such as a family that this host does not have
+                continue
             try:
                 dialled.setblocking(False)
                 async with asyncio.timeout((end_s - loop.time()) / (len(resolved) - number)):
                     await loop.sock_connect(dialled, target)
                 self.check_peer(host, dialled.getpeername())
-            except OSError as failure:
+            except OSError as problem:
                 dialled.close()
-                problem = failure
+                if _is_local_fault(problem, one["host"]):
+                    raise LocalFault("local", str(problem)) from None
+                failure = problem
             except BaseException:
                 dialled.close()
                 raise
             else:
                 return dialled
-        raise problem
+        try:
+            raise failure or TimeoutError()
+        finally:
+            del failure  # its traceback keeps this frame
 
     async def close(self) -> None:
-        self._system.close()
+        await self._system.close()
+
+    def judge_name(self, host: str, port: int) -> None:
+        """Judge the host of a URL that somebody else looks up and dials: an address as ever, a name by `vet` alone.
+
+        Raises `EgressRefused`.
+        """
+        try:
+            ip_address(host)
+        except ValueError:
+            return
+        self.check(host, host, port)
 
 
 def _resolved(host: str, address: str, port: int) -> ResolveResult:

@@ -42,6 +42,12 @@ ATTEMPTS: Final = Counted(
     "vaultevents_attempts", "Settled attempts by status class, or by what prevented an answer.", "outcome", CLASSES
 )
 RESENDS: Final = Counted("vaultevents_resends", "Attempts that customers asked for, likewise.", "outcome", CLASSES)
+PUT_BACK: Final = Counted(
+    "vaultevents_attempts_put_back",
+    "Attempts that a fault of this host prevented: due again soon, and charged to no webhook.",
+    "fault",
+    ("local", "resolver", "proxy_down", "sealed"),
+)
 NOTICES: Final = Counted(
     "vaultevents_notices",
     "Notices that were told to the operator.",
@@ -97,7 +103,7 @@ QUARANTINED: Final = Counted(
     ("logs", "reports"),
 )
 COUNTERS: Final = (
-    *(ATTEMPTS, RESENDS, NOTICES, REFUSALS),
+    *(ATTEMPTS, RESENDS, PUT_BACK, NOTICES, REFUSALS),
     *(NODE_FAILURES, RATE_LIMITS, HEDGES, BLOOMS, REWINDS, AUDIT_FINDINGS, QUARANTINED),
 )
 REQUESTS: Final = "vaultevents_api_requests"
@@ -179,6 +185,12 @@ def resends(batch: Iterable[Attempt]) -> None:
 def _count_outcomes(counted: Counted, batch: Iterable[Attempt]) -> None:
     for (status, error), number in Counter(map(_RESULT, batch)).items():
         _counts[counted.name, error or f"{status // 100}xx"] += number
+
+
+def put_back(faults: Iterable[str]) -> None:
+    """Count attempts that a fault of this host prevented."""
+    for fault, number in Counter(faults).items():
+        _counts[PUT_BACK.name, fault] += number
 
 
 def notice(kind: str) -> None:

@@ -11,14 +11,14 @@ send = Sender.send
 attempts = 0
 
 
-async def drop_or_spoil(self: Sender, url: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+async def drop_or_spoil(self: Sender, url: str, body: bytes, headers: Mapping[str, str], owner: str = "") -> Reply:
     global attempts
     attempts += 1
     if attempts == 1:
         return Reply(200, None, None, "", 1, None)
     if attempts == 2:
         headers = {**headers, "webhook-signature": "v1,c3BvaWxlZA=="}
-    return await send(self, url, body, headers)
+    return await send(self, url, body, headers, owner)
 
 
 if __name__ == "__main__":

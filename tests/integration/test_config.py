@@ -52,7 +52,7 @@ def test_the_files_that_are_shipped_are_right(network: str, chain_id: int) -> No
 def test_every_default_that_a_shipped_file_shows_is_the_default(tmp_path: Path, network: str) -> None:
     """Lines such as `# batch_size = 100` may be uncommented without changing anything; examples are marked by words."""
     examples = (
-        *("data_dir", "database_url", "master_key_file", "allow", "ca_file", "plain_signature_header"),
+        *("data_dir", "database_url", "master_key_file", "allow", "ca_file", "proxy_url", "plain_signature_header"),
         *(
             "certificate_file",
             "key_file",

@@ -339,6 +339,26 @@ async def test_a_secret_that_does_not_open_sends_nothing_and_disturbs_nobody(
     }
 
 
+async def test_a_recovery_ends_the_pause_that_a_receiver_asked_for(
+    any_database: Database, receivers: Receivers
+) -> None:
+    box = await simple_world(any_database)
+    hook, made = await subscribe(any_database, receivers)
+    _, other = await subscribe(any_database, receivers)
+    await commit(box, funding(1), funding(2))
+    claimed = (await take(any_database, per_webhook=1)).deliveries
+    (refused,) = [delivery for delivery in claimed if delivery.webhook_id == made.id]
+    await settle(any_database, [settlement(refused, "scheduled", 503, after_s=3600.0, park_s=3600.0)])
+    assert (await recover(any_database, other)).count == 0, "the control: nothing holds back what is pending"
+    assert (await recover(any_database, made)).count == 2, "one waits for its next attempt, one for the pause"
+    assert (await recover(any_database, made)).count == 0, "a repeat asks for nothing"
+    assert await values(any_database, "select paused_until from webhooks") == [None, None]
+    async with resending(any_database, receivers.ca_path):
+        await until_done(any_database)
+    assert [one.webhook_id for one in hook.ledger] == [refused.event_id]
+    assert [one.webhook_id for one in (await take(any_database)).deliveries if one.webhook_id == made.id] == [made.id]
+
+
 async def test_with_its_webhook_goes_what_still_waits(database: Database, receivers: Receivers) -> None:
     box = await simple_world(database)
     hook, made = await subscribe(database, receivers)

@@ -9,10 +9,12 @@ import pytest
 
 from vaultevents.core.errors import ConfigError
 from vaultevents.core.retries import (
+    LOCAL_FAULTS,
     SCHEDULE_S,
     Delivered,
     Exhausted,
     Gone,
+    NotAttempted,
     Outcome,
     Retry,
     Verdict,
@@ -95,8 +97,15 @@ def test_a_short_hint_never_pulls_a_delivery_forward() -> None:
 
 def test_a_hint_counts_up_to_24_h() -> None:
     assert verdict(Outcome(503, retry_after="86400")) == Retry(86400, park_s=86400)
-    assert verdict(Outcome(503, retry_after="86401")) == Retry(86400, park_s=86400)
-    assert verdict(Outcome(503, retry_after="9" * 5000)) == Retry(86400, park_s=86400)
+    for hint in ("86401", "9" * 5000):
+        assert verdict(Outcome(503, retry_after=hint)) == Retry(5), "a mistake of the receiver"
+
+
+@pytest.mark.parametrize("error", sorted(LOCAL_FAULTS))
+def test_what_this_host_prevented_is_no_attempt(error: str) -> None:
+    for attempt in (1, 10):
+        assert verdict(Outcome(None, error), attempt) == NotAttempted()
+    assert verdict(Outcome(None, "connect")) == Retry(5), "the control"
 
 
 def test_the_park_of_the_last_attempt_still_holds() -> None:
@@ -106,7 +115,7 @@ def test_the_park_of_the_last_attempt_still_holds() -> None:
 def test_dates_in_the_three_forms_of_rfc_9110() -> None:
     for text in ("Fri, 06 Nov 2026 08:50:37 GMT", "Friday, 06-Nov-26 08:50:37 GMT", "Fri Nov  6 08:50:37 2026"):
         assert retry_after_s(text, NOW) == 60, text
-    assert retry_after_s(format_datetime(NOW + timedelta(days=9), usegmt=True), NOW) == 86400
+    assert retry_after_s(format_datetime(NOW + timedelta(days=9), usegmt=True), NOW) == 0
     assert retry_after_s(format_datetime(NOW - timedelta(seconds=1), usegmt=True), NOW) == 0
 
 

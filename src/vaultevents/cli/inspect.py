@@ -14,10 +14,11 @@ from vaultevents.chain.newheads import NewHeads
 from vaultevents.chain.urls import node_name
 from vaultevents.cli.console import ConfigOption, JsonOption, complete, put_json, put_table, say, settings_of
 from vaultevents.config import Settings
-from vaultevents.core.errors import ConfigError, SourceUnavailable, VaulteventsError
+from vaultevents.core.errors import ConfigError, LocalFault, SourceUnavailable, VaulteventsError
+from vaultevents.core.proxies import Proxy
 from vaultevents.core.units import Address, checksum
 from vaultevents.opening.database import open_store, service_clock
-from vaultevents.opening.delivery import check_authority
+from vaultevents.opening.delivery import check_authority, proxy, reach_proxy
 from vaultevents.opening.sources import (
     AUDIT_OFF,
     guarantee_of,
@@ -71,6 +72,8 @@ async def _check(settings: Settings) -> list[Finding]:
     findings: list[Finding] = []
     if settings.delivery.ca_file is not None:
         findings.append(_authority(settings))
+    if (chosen := proxy(settings)) is not None:
+        findings.append(await _proxy(chosen))
     try:
         async with open_store(settings) as store:
             facts = await overview.read(store.database)
@@ -99,6 +102,14 @@ def _authority(settings: Settings) -> Finding:
     except ConfigError as problem:
         return Finding("delivery.ca_file", False, str(problem))
     return Finding("delivery.ca_file", True, f"{settings.delivery.ca_file}")
+
+
+async def _proxy(chosen: Proxy) -> Finding:
+    try:
+        await reach_proxy(chosen)
+    except LocalFault as fault:
+        return Finding("delivery.proxy_url", False, fault.problem)
+    return Finding("delivery.proxy_url", True, f"deliveries go through {chosen.name}, which can be reached")
 
 
 async def _node(settings: Settings, url: SecretStr | None, database: Database) -> Finding:

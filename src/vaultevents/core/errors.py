@@ -18,6 +18,8 @@
     │   ├── NotTheFile             they are not those of the event's CID: the fault of who gave them
     │   └── ReportUndecodable      they are, or the CID is of an unknown form: the fault of the report itself
     ├── EgressRefused            a URL or address that may not be dialled (egress.py)
+    ├── ProxyRefused             the operator's proxy did not connect to a receiver (proxy.py)
+    ├── LocalFault               this host lacks descriptors, ports or a route, or its resolver or proxy is down
     ├── DatabaseUnavailable      lost or busy: start the transaction over from its reads
     └── SourceUnavailable        an upstream cannot answer now; try again, another node first
         ├── RangeTooLarge          the node wants a smaller block range or answer
@@ -28,6 +30,8 @@ Normal endings are values, not exceptions. Everything outside this tree is a bug
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 
 class VaulteventsError(Exception):
@@ -60,6 +64,15 @@ class StreamStopped(OperatorError):
 
 class DatabaseUnavailable(VaulteventsError):
     """The database is gone, busy or full. Whether a commit took place is unknown: start over from the reads."""
+
+
+class LocalFault(VaulteventsError, OSError):
+    """This host cannot connect to anything or to something new; whatever it was about to reach is not at fault."""
+
+    def __init__(self, kind: Literal["local", "resolver", "proxy_down"], problem: str) -> None:
+        super().__init__(problem)
+        self.kind = kind
+        self.problem = problem
 
 
 class SourceUnavailable(VaulteventsError):

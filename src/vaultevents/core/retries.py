@@ -22,6 +22,11 @@ SCHEDULE_S: Final = (5, 5 * _MINUTE, 30 * _MINUTE, *(hours * _HOUR for hours in 
 
 JITTER_SHARE: Final = 0.2
 MAX_HINT_S: Final = _DAY
+"""How long a `Retry-After` can hold back a webhook (D6). One that asks for more is a mistake, and is ignored."""
+
+LOCAL_FAULTS: Final = frozenset({"local", "resolver", "proxy_down", "sealed"})
+"""Errors of attempts that this host could not begin: no descriptor, port or route, no resolver, proxy or secret."""
+
 _MAX_STEP_S: Final = 30 * _DAY
 
 
@@ -59,7 +64,12 @@ class Gone:
     """410: the receiver asks to stop; the webhook is disabled and what is pending parked, this delivery too (D3)."""
 
 
-Verdict = Delivered | Retry | Exhausted | Gone
+@dataclass(frozen=True, slots=True)
+class NotAttempted:
+    """A fault of this host: nothing was sent, so nothing counts. The delivery is due again soon."""
+
+
+Verdict = Delivered | Retry | Exhausted | Gone | NotAttempted
 
 
 def judge(outcome: Outcome, attempt_number: int, schedule: Sequence[float], jitter: float, now: datetime) -> Verdict:
@@ -75,6 +85,8 @@ def judge(outcome: Outcome, attempt_number: int, schedule: Sequence[float], jitt
         return Delivered()
     if status == 410:
         return Gone()
+    if outcome.error in LOCAL_FAULTS:
+        return NotAttempted()
     hint_s = retry_after_s(outcome.retry_after, now) if status in (429, 503) else 0.0
     step = max(attempt_number, 1) - 1
     if step >= len(schedule):
@@ -90,21 +102,25 @@ _HTTP_DATES: Final = (
 
 
 def retry_after_s(text: str | None, now: datetime) -> float:
-    """Seconds a `Retry-After` header asks for, at most 24 h; 0 for none, a malformed one or one in the past.
+    """Seconds a `Retry-After` header asks for; 0 for none, a malformed one, one in the past or beyond 24 h.
 
     RFC 9110 §10.2.3: a number of seconds, or a date in one of the three forms of §5.6.7.
     """
     text = (text or "").strip()
     if re.fullmatch(r"[0-9]+", text, re.ASCII):
         digits = text.lstrip("0")
-        return float(min(int(digits[:9] or "0"), MAX_HINT_S))  # nine digits say more than 24 h: no need for the rest
+        return _within_limit(float(digits[:9] or "0"))  # nine digits say more than that: no need for the rest
     for form in _HTTP_DATES:
         try:
             until = datetime.strptime(text, form).replace(tzinfo=UTC)
         except ValueError:
             continue
-        return min(max((until - now).total_seconds(), 0.0), float(MAX_HINT_S))
+        return _within_limit((until - now).total_seconds())
     return 0.0
+
+
+def _within_limit(hint_s: float) -> float:
+    return hint_s if 0 < hint_s <= MAX_HINT_S else 0.0
 
 
 _STEP = re.compile(r"([0-9]{1,9})([smhd])", re.ASCII)

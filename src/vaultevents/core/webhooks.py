@@ -260,12 +260,20 @@ def _ascii_name(text: str) -> str:
         raise InputError(f"{text[:80]!r} is not a valid international host name (IDNA 2008)") from None
 
 
+def _canonical(ip: IPAddress) -> str:
+    """Return the text of `ip`; an IPv4-mapped address in hexadecimal groups, as Python before 3.13 writes it."""
+    if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
+        high, low = divmod(int(ip.ipv4_mapped), 1 << 16)
+        return f"::ffff:{high:x}:{low:x}"
+    return str(ip)
+
+
 def _checked_literal(text: str, kind: type[IPAddress], port: int, rules: UrlRules) -> str:
     try:
         ip = kind(text)
     except ValueError:
         raise InputError(f"{text[:80]!r} is not an IP address in its usual form, such as 93.184.216.34") from None
-    if str(ip) != text or "%" in text:
+    if _canonical(ip) != text or "%" in text:
         raise InputError(f"{text[:80]!r} is not an IP address in its canonical form")
     if not rules.permits(ip, port):
         raise InputError(f"{text} at port {port} is not a public address: the operator has to allow it first")

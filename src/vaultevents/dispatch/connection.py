@@ -5,11 +5,15 @@
 
 Everything that a receiver may send is bounded: 32 KiB of headers, 64 lines of them, 16 interim answers, 16 KiB of the
 body. What comes after the end of an answer belongs to none, so its connection is not used again.
+
+A closed connection drops its parser, buffers and callbacks, so that reference counting frees it at once: the parser
+refers back to its connection, and the garbage collector runs rarely.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
 from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from typing import Final, cast
@@ -33,6 +37,10 @@ class Answer(msgspec.Struct):
     failure: Exception | None = None
 
 
+_NO_ANSWER: Final = Answer()
+"""That of an idle connection; nothing is written to it."""
+
+
 class Malformed(Exception):
     """What came back is no HTTP answer, or more than it may be."""
 
@@ -43,17 +51,37 @@ class Connection(asyncio.Protocol):
     Whoever posts has to call `expire` when `deadline_s` (loop's clock) is over: a timer for each POST costs too much.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str | None) -> None:
         self.address = address
         self.usable = True
         self.idle_since_s = 0.0
         self.deadline_s = 0.0
         self._loop = asyncio.get_running_loop()
         self._done: Callable[[Answer], None] | None = None
+        self._answer = _NO_ANSWER
+        self._transport: asyncio.Transport | None = None
+        self._parser: httptools.HttpResponseParser | None = None
+        self._poll: select.poll | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._parser = httptools.HttpResponseParser(self)  # goes on after an answer that left the connection usable
+
+    def is_quiet(self) -> bool:
+        """Return whether an idle connection may carry another POST: it is open and nothing waits to be read from it.
+
+        Bytes that nobody asked for would be taken for the next answer, and an end that was not read yet would fail it.
+        """
+        if not self.usable or self._transport is None:
+            return False
+        if self._poll is None:
+            if not hasattr(select, "poll"):  # Windows
+                return True
+            self._poll = select.poll()
+            self._poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        if self._poll.poll(0):
+            self.close()
+        return self.usable
 
     def begin(self, deadline_s: float, done: Callable[[Answer], None]) -> None:
         """A POST whose request is about to be written; `done` is called with its answer, or with what ended it."""
@@ -65,15 +93,21 @@ class Connection(asyncio.Protocol):
 
     def write(self, request: bytes) -> None:
         """Sends the whole request, unless the connection has ended meanwhile."""
-        if self._done is not None:
+        if self._done is not None and self._transport is not None:
             self._is_sent = True
             self._transport.write(request)
 
     def close(self) -> None:
-        """Ends the connection at once; nobody is told of what was under way."""
+        """End the connection at once; what was under way is reported to nobody."""
+        transport = self._transport
+        self._release()
+        if transport is not None:
+            transport.abort()
+
+    def _release(self) -> None:
         self.usable = False
-        self._done = None
-        self._transport.abort()
+        self._done = self._transport = self._parser = self._poll = None
+        self._answer = _NO_ANSWER
 
     def data_received(self, data: bytes) -> None:
         if self._done is None:  # nobody asked for anything
@@ -82,11 +116,12 @@ class Connection(asyncio.Protocol):
         if not self._is_sent:  # such as a 408 for having been idle: it answers nothing of ours
             self._fail(ConnectionResetError("an answer came before its request"))
             return
-        answer = self._answer
+        answer, parser = self._answer, self._parser
+        assert parser is not None
         if answer.first_byte_at_s is None:
             answer.first_byte_at_s = self._loop.time()
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._finish(keep=False)
             return
@@ -109,6 +144,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, problem: Exception | None) -> None:
         self._lost(problem)
+        self._release()
 
     def _lost(self, problem: Exception | None) -> None:
         self.usable = False
@@ -121,19 +157,20 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, problem: Exception) -> None:
         """Complete headers have decided already: what goes wrong after them changes nothing (D3)."""
-        if not self._in_body:
+        if self._done is not None and not self._in_body:
             self._answer.status = None
             self._answer.failure = problem
         self._finish(keep=False)
 
     def _finish(self, *, keep: bool) -> None:
-        done = self._done
+        done, answer = self._done, self._answer
         if done is None:
             return
         self._done = None
+        self._answer = _NO_ANSWER
         if not keep:
             self.close()
-        done(self._answer)  # which may post again: nothing of this answer is needed after it
+        done(answer)  # which may post again: nothing of this answer is needed after it
 
     # What the parser calls.
 
@@ -149,6 +186,7 @@ class Connection(asyncio.Protocol):
             self._answer.retry_after = value
 
     def on_headers_complete(self) -> None:
+        assert self._parser is not None
         status = self._parser.get_status_code()
         if not self._ended and (status >= 200 or status == 101):
             self._answer.status = status
@@ -162,6 +200,7 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._in_body:
             self._ended = True
+            assert self._parser is not None
             self._reusable = self._parser.should_keep_alive()
         else:
             self._answer.retry_after = None  # that of an interim answer
@@ -196,7 +235,7 @@ class Pool:
         while idle:
             connection = idle.pop()
             self._number -= 1
-            if connection.usable:
+            if connection.is_quiet():
                 return connection
             self._forget(self._open, origin)
         return None

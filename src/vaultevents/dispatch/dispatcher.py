@@ -25,7 +25,7 @@ import structlog
 
 from vaultevents import metrics
 from vaultevents.core.errors import DatabaseUnavailable
-from vaultevents.core.retries import SCHEDULE_S, Delivered, Exhausted, Gone, Outcome, Retry, judge
+from vaultevents.core.retries import SCHEDULE_S, Delivered, Exhausted, Gone, NotAttempted, Outcome, Retry, judge
 from vaultevents.core.sealing import SealBroken
 from vaultevents.core.streaks import DEFAULT_PARKING, Parking
 from vaultevents.dispatch.sender import Reply, Sender
@@ -41,6 +41,7 @@ from vaultevents.store.deliveries import (
     claim,
     end_leases,
     next_due_s,
+    put_back,
     settle,
     settle_and_claim,
 )
@@ -72,6 +73,9 @@ LEASES_S = 1.0
 """How often it is looked for leases whose time is over."""
 
 RECONNECT_S = 0.5
+
+PUT_BACK_S = 5.0
+"""After a fault of this host a delivery is due again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,8 @@ class Dispatcher:
         self._plenty_accepted = asyncio.Event()
         self._others: list[Settlement] = []
         self._some_others = asyncio.Event()
+        self._prevented: list[tuple[Delivery, Reply]] = []
+        self._some_prevented = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until `stop` is set, then claims nothing more and waits for what is in flight, at most `drain_s`.
@@ -142,6 +148,7 @@ class Dispatcher:
         async with asyncio.TaskGroup() as group:
             helpers = [group.create_task(self._listen()), group.create_task(self._settle_others())]
             helpers += [group.create_task(self._end_leases()), group.create_task(self._wake_on(stop))]
+            helpers.append(group.create_task(self._put_back_prevented()))
             helpers.append(group.create_task(self._turns_beside(stop, group)))
             turns = group.create_task(self._turns(stop, group))
             await stop.wait()
@@ -297,7 +304,7 @@ class Dispatcher:
             log.error("secret_unreadable", webhook_id=target.webhook_id, problem=str(problem))
             asyncio.get_running_loop().call_soon(answered, Reply(None, "sealed", None, "", 0, None))
             return
-        if not self._sender.try_post(target.url, delivery.body, headers, answered):
+        if not self._sender.try_post(target.url, delivery.body, headers, answered, target.webhook_id):
             task = group.create_task(self._connect_and_post(delivery, headers, answered))
             self._attempts.add(task)
             task.add_done_callback(self._attempts.discard)
@@ -305,7 +312,7 @@ class Dispatcher:
     async def _connect_and_post(
         self, delivery: Delivery, headers: Mapping[str, str], answered: Callable[[Reply], None]
     ) -> None:
-        answered(await self._sender.send(delivery.target.url, delivery.body, headers))
+        answered(await self._sender.send(delivery.target.url, delivery.body, headers, delivery.webhook_id))
 
     def _bug(self, bug: Exception, group: asyncio.TaskGroup) -> None:
         """Ends the dispatcher with it, as every other bug does."""
@@ -322,15 +329,21 @@ class Dispatcher:
             self._wake.set()
             if len(self._accepted) >= PLENTY:
                 self._plenty_accepted.set()
+        elif (failed := self._failed(attempt.delivery, attempt.started_at, reply)) is not None:
+            self._settle_apart([failed])
         else:
-            self._settle_apart([self._failed(attempt.delivery, attempt.started_at, reply)])
+            self._prevented.append((attempt.delivery, reply))
+            self._some_prevented.set()
         if attempt.wave == self._wave:
             self._posting -= 1
             self._start(group)
 
-    def _failed(self, delivery: Delivery, started_at: datetime, reply: Reply) -> Settlement:
+    def _failed(self, delivery: Delivery, started_at: datetime, reply: Reply) -> Settlement | None:
+        """Return what follows from an attempt that was not accepted; None where this host prevented it."""
         outcome = Outcome(reply.status, reply.error, reply.retry_after)
         verdict = judge(outcome, delivery.attempt, self._options.schedule_s, self._rng.random(), self._clock.now())
+        if isinstance(verdict, NotAttempted):
+            return None
         log.info(
             "attempt_failed",
             event_id=delivery.event_id,
@@ -368,6 +381,27 @@ class Dispatcher:
                     log.warning("settle_waits", problem=str(error), attempts=len(batch), retry_in_s=RECONNECT_S)
                     await asyncio.sleep(RECONNECT_S)
             self._settled(batch, settled)
+
+    async def _put_back_prevented(self) -> None:
+        """Make due again what a fault of this host prevented: it counts for no schedule and no webhook's health."""
+        while True:
+            await self._some_prevented.wait()
+            await asyncio.sleep(SETTLE_WINDOW_S)
+            batch, self._prevented = self._prevented[:BATCH], self._prevented[BATCH:]
+            if not self._prevented:
+                self._some_prevented.clear()
+            while True:
+                try:
+                    await put_back(self._database, [delivery for delivery, _ in batch], PUT_BACK_S)
+                    break
+                except DatabaseUnavailable as error:
+                    log.warning("put_back_waits", problem=str(error), attempts=len(batch), retry_in_s=RECONNECT_S)
+                    await asyncio.sleep(RECONNECT_S)
+            faults = Counter(str(reply.error) for _, reply in batch)
+            log.warning("attempts_put_back", **faults, problem=batch[0][1].excerpt, retry_in_s=PUT_BACK_S)
+            metrics.put_back(faults.elements())
+            self._in_flight -= len(batch)
+            self._wake.set()
 
     async def _end_leases(self) -> None:
         """Takes over what a process that died or froze has left."""

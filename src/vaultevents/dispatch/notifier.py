@@ -19,7 +19,7 @@ import structlog
 
 from vaultevents import __version__, metrics
 from vaultevents.core.errors import DatabaseUnavailable
-from vaultevents.core.retries import Delivered, Exhausted, Gone, Outcome, Retry, judge
+from vaultevents.core.retries import Delivered, Exhausted, Gone, NotAttempted, Outcome, Retry, judge
 from vaultevents.core.sealing import Secret
 from vaultevents.core.signing import delivery_headers
 from vaultevents.core.units import checksum
@@ -33,6 +33,7 @@ log = structlog.get_logger("notices")
 BATCH = 8
 FORGET_S = 3600.0
 RECONNECT_S = 0.5
+PUT_BACK_S = 5.0
 
 ADVICE: Final[dict[Kind, str]] = {
     "webhook_failing": "tell its owner: it is switched off at twice this time",
@@ -125,6 +126,9 @@ class Notifier:
                 await finish(self._database, notice, sent=True)
             case Retry(after_s, _):
                 await postpone(self._database, notice, after_s)
+            case NotAttempted():
+                log.warning("notice_waits", error=reply.error, problem=reply.excerpt, retry_in_s=PUT_BACK_S)
+                await postpone(self._database, notice, PUT_BACK_S, attempted=False)
             case Exhausted() | Gone():
                 await finish(self._database, notice, sent=False)
                 log.error(

@@ -16,19 +16,30 @@ import structlog
 
 from vaultevents import metrics
 from vaultevents.core.errors import DatabaseUnavailable
-from vaultevents.core.retries import Exhausted, Outcome, judge
+from vaultevents.core.retries import LOCAL_FAULTS, Exhausted, Outcome, judge
 from vaultevents.core.sealing import SealBroken
 from vaultevents.dispatch.sender import Reply, Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.pool import Database
-from vaultevents.store.resends import RESENDS_CHANNEL, Resend, ResendResult, claim_resends, settle_resends
+from vaultevents.store.resends import (
+    RESENDS_CHANNEL,
+    Resend,
+    ResendResult,
+    claim_resends,
+    put_back_resends,
+    settle_resends,
+)
 
 log = structlog.get_logger("resend")
 
 BATCH: Final = 100
 SETTLE_WINDOW_S: Final = 0.005
 RECONNECT_S: Final = 0.5
+PUT_BACK_S: Final = 5.0
+"""After a fault of this host a request is due again."""
+
+_PUT_BACK: Final = LOCAL_FAULTS - {"sealed"}  # that would last, and whoever asked wants to know what came of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +125,7 @@ class Resender:
             log.error("secret_unreadable", webhook_id=target.webhook_id, problem=str(problem))
             reply = Reply(None, "sealed", None, "", 0, None)
         else:
-            reply = await self._sender.send(target.url, resend.body, headers)
+            reply = await self._sender.send(target.url, resend.body, headers, target.webhook_id)
         self._finished.put_nowait(
             ResendResult(
                 resend,
@@ -140,17 +151,25 @@ class Resender:
             await asyncio.sleep(SETTLE_WINDOW_S)
             while len(batch) < BATCH and not self._finished.empty():
                 batch.append(self._finished.get_nowait())
+            finished = [result for result in batch if result.error not in _PUT_BACK]
+            prevented = [result for result in batch if result.error in _PUT_BACK]
             while True:
                 try:
-                    held = await settle_resends(self._database, batch)
+                    await put_back_resends(self._database, [result.resend for result in prevented], PUT_BACK_S)
+                    held = await settle_resends(self._database, finished)
                     break
                 except DatabaseUnavailable as error:
                     log.warning("settle_waits", problem=str(error), attempts=len(batch), retry_in_s=RECONNECT_S)
                     await asyncio.sleep(RECONNECT_S)
-            log.info("resends_settled", attempts=len(batch), accepted=sum(one.accepted for one in batch))
-            metrics.resends(batch)
-            if held < len(batch):
-                log.warning("leases_lost", attempts=len(batch) - held)
+            if prevented:
+                problem = prevented[0].excerpt
+                log.warning("attempts_put_back", resends=len(prevented), problem=problem, retry_in_s=PUT_BACK_S)
+                metrics.put_back(str(result.error) for result in prevented)
+            if finished:
+                log.info("resends_settled", attempts=len(finished), accepted=sum(one.accepted for one in finished))
+                metrics.resends(finished)
+            if held < len(finished):
+                log.warning("leases_lost", attempts=len(finished) - held)
             self._in_flight -= len(batch)
             self._wake.set()
 

@@ -1,15 +1,19 @@
 """One POST to a receiver: vetted address, deadlines, no redirects (decisions D3, D4, D10, D12).
 
     URL ─▶ vet ─▶ a kept connection ──────────────────────────────────────────────▶ POST ─▶ Reply
-                └▶ look up, judge all ─▶ dial the judged one, compare its peer ─▶ TLS ─┘
+                ├▶ look up, judge all ─▶ dial the judged one, compare its peer ─▶ TLS ─┤
+                └▶ with a proxy: dial it, CONNECT to the receiver ──────────────▶ TLS ─┘
 
 Whatever the receiver does is a `Reply`; an exception is a bug of ours or a cancellation. A POST is written once: what
 happened to one that got no answer is unknown, and the next attempt is the dispatcher's to make.
+
+Kept connections belong to an owner and an origin, so that no answer to one owner's POST is taken for another's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,14 +21,19 @@ from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Literal, NamedTuple, Self
 
 import msgspec
+import structlog
 
-from vaultevents.core.errors import InputError
+from vaultevents.core.errors import InputError, LocalFault
+from vaultevents.core.proxies import Proxy
 from vaultevents.core.timing import NO_TIMING, Timing
 from vaultevents.dispatch.connection import Answer, Connection, Malformed, Pool
 from vaultevents.egress import KEEP_ALIVE_S, EgressRefused, Guard, tls_context
+from vaultevents.proxy import ProxyRefused, dial_proxy, open_tunnel
+
+log = structlog.get_logger("sender")
 
 ErrorKind = Literal[
     "refused_url",
@@ -36,12 +45,17 @@ ErrorKind = Literal[
     "timeout",
     "reset",
     "protocol",
+    "proxy",  # it works, and did not connect to the receiver
+    "local",  # this and the next two are faults of this host (core/retries.py, LOCAL_FAULTS): nothing was sent
+    "resolver",
+    "proxy_down",
     "sealed",  # the webhook's secret cannot be opened: nothing was sent
 ]
 
 EXCERPT_CHARS: Final = 256
 RETRY_AFTER_CHARS: Final = 64
 IDLE_CONNECTIONS: Final = 4096
+TARGETS: Final = 16_384
 DIALS: Final = 16
 PATIENCE_S: Final = 0.01
 OVERDUE_S: Final = 0.05
@@ -59,8 +73,9 @@ _KINDS: Final[tuple[tuple[type[Exception], ErrorKind], ...]] = (
 class Reply(msgspec.Struct, frozen=True):
     """What came back: a `status` with complete headers, or the `error` that prevented one; exactly one of them is set.
 
-    `retry_after` is that header's text, `excerpt` at most 256 printable characters of the body, `address` the one
-    connected to. An attempt that failed after it was sent may have arrived: it is unknown, not refused.
+    `retry_after` is that header's text, `excerpt` at most 256 printable characters of the body, or what is wrong on
+    this host; `address` the one connected to, unknown behind a proxy. An attempt that failed after it was sent may
+    have arrived: it is unknown, not refused.
     """
 
     status: int | None
@@ -72,10 +87,10 @@ class Reply(msgspec.Struct, frozen=True):
     timing: Timing = NO_TIMING
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """Where connections lead; two URLs of one origin may share them."""
+class _Origin(NamedTuple):
+    """Where connections lead, and for whom; URLs of an origin share them where their owner is the same."""
 
+    owner: str
     host: str
     port: int
     is_tls: bool
@@ -83,41 +98,47 @@ class _Origin:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What is the same for every POST to one URL: its origin, and how a request to it begins."""
+    """What is the same for every POST of an owner to a URL: its origin, and how a request to it begins."""
 
     origin: _Origin
     head: bytes
 
 
 class _NotConnected(Exception):
-    """There is no connection: `kind` says why, `address` which one was there already."""
+    """There is no connection: `kind` says why, `address` which one was there already, `problem` what is wrong here."""
 
-    def __init__(self, kind: ErrorKind, address: str | None = None) -> None:
+    def __init__(self, kind: ErrorKind, address: str | None = None, problem: str = "") -> None:
         super().__init__(kind)
         self.kind = kind
         self.address = address
+        self.problem = problem
 
 
 class Sender:
-    """Posts deliveries over connections kept per origin; an async context manager that owns them and the guard."""
+    """Posts deliveries over connections kept per owner and origin; a context manager that owns them and the guard.
+
+    With a `proxy` every connection goes through it, and nothing is looked up here.
+    """
 
     def __init__(
         self,
         guard: Guard,
         *,
         ca_file: Path | None = None,
+        proxy: Proxy | None = None,
         connect_timeout_s: float = 5.0,
         total_timeout_s: float = 15.0,
     ) -> None:
         self._guard = guard
         self._tls = tls_context(ca_file)
+        self._proxy = proxy
         self._connect_timeout_s = connect_timeout_s
         self._total_timeout_s = total_timeout_s
         self._pool = Pool(KEEP_ALIVE_S, IDLE_CONNECTIONS, DIALS, PATIENCE_S)
         self._busy: set[Connection] = set()
         self._unsent: list[tuple[Connection, bytes]] = []
         self._watch: asyncio.TimerHandle | None = None
-        self._target = lru_cache(maxsize=4096)(self._parse)
+        self._target = lru_cache(maxsize=TARGETS)(self._parse)
 
     async def __aenter__(self) -> Self:
         self._clock = asyncio.get_running_loop().time
@@ -133,20 +154,22 @@ class Sender:
         self._pool.close()
         await self._guard.close()
 
-    def _parse(self, url: str) -> _Target:
+    def _parse(self, url: str, owner: str) -> _Target:
         """Raises `InputError` for a URL that today's rules refuse (D10); the rules of a process do not change."""
         vetted = self._guard.vet(url)
-        origin = _Origin(vetted.raw_host or "", vetted.port or 443, vetted.scheme == "https")
+        origin = _Origin(owner, vetted.raw_host or "", vetted.port or 443, vetted.scheme == "https")
         head = f"POST {vetted.raw_path_qs} HTTP/1.1\r\nhost: {vetted.host_port_subcomponent}\r\n"
         return _Target(origin, head.encode("ascii"))
 
-    def try_post(self, url: str, body: bytes, headers: Mapping[str, str], done: Callable[[Reply], None]) -> bool:
+    def try_post(
+        self, url: str, body: bytes, headers: Mapping[str, str], done: Callable[[Reply], None], owner: str = ""
+    ) -> bool:
         """One attempt, if a kept connection is at hand: `done` is called with its reply, unless this sender closes.
 
         False: nothing was done, `send` has to. It is the quick way of a busy dispatcher, without a task of its own.
         """
         try:
-            target = self._target(url)
+            target = self._target(url, owner)
         except InputError:
             return False
         connection = self._pool.take(target.origin)
@@ -155,11 +178,14 @@ class Sender:
         self._post(target, connection, body, headers, (self._clock(), NO_TIMING), done)
         return True
 
-    async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> Reply:
-        """One attempt, over within the total deadline. A header with a line break is a `ValueError`."""
+    async def send(self, url: str, body: bytes, headers: Mapping[str, str], owner: str = "") -> Reply:
+        """One attempt, over within the total deadline. A header with a line break is a `ValueError`.
+
+        Connections are shared between attempts of the same `owner` only.
+        """
         started_s = self._clock()
         try:
-            target = self._target(url)
+            target = self._target(url, owner)
         except InputError:
             return Reply(None, "refused_url", None, "", 0, None)
         _header_lines(headers)
@@ -169,7 +195,8 @@ class Sender:
             try:
                 connection, timing = await self._connect(target.origin, started_s)
             except _NotConnected as problem:
-                return Reply(None, problem.kind, None, "", _ms(self._clock() - started_s), problem.address)
+                duration_ms = _ms(self._clock() - started_s)
+                return Reply(None, problem.kind, None, problem.problem, duration_ms, problem.address)
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def answered(came: Reply) -> None:
@@ -250,14 +277,21 @@ class Sender:
         started_s = self._clock()
         try:
             async with asyncio.timeout_at(until_s):
-                resolved = await self._guard.addresses(origin.host, origin.port)
-                known_s = self._clock()
-                kind = "connect"
-                dialled = await self._guard.dial(origin.host, resolved, until_s - known_s)
-                connected_s = self._clock()
-                kind, address = "tls", str(dialled.getpeername()[0])
+                if self._proxy is None:
+                    resolved = await self._guard.addresses(origin.host, origin.port)
+                    known_s = self._clock()
+                    kind = "connect"
+                    dialled = await self._guard.dial(origin.host, resolved, until_s - known_s)
+                    address = str(dialled.getpeername()[0])
+                else:
+                    known_s, kind = started_s, "proxy_down"
+                    self._guard.judge_name(origin.host, origin.port)
+                    dialled = await dial_proxy(self._proxy, self._guard.lookup)
+                    kind = "connect"
+                    await self._tunnel(dialled, self._proxy, origin)
+                connected_s, kind = self._clock(), "tls"
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(str(address)),
+                    lambda: Connection(address),
                     sock=dialled,
                     ssl=self._tls if origin.is_tls else None,
                     server_hostname=origin.host if origin.is_tls else None,
@@ -265,17 +299,32 @@ class Sender:
                 )
         except EgressRefused:
             raise _NotConnected("refused_address") from None
+        except LocalFault as fault:
+            raise _NotConnected(fault.kind, problem=fault.problem) from None
+        except ProxyRefused as refusal:
+            log.info("proxy_refused", host=origin.host, port=origin.port, status=refusal.status, reason=refusal.reason)
+            raise _NotConnected("proxy") from None
         except TimeoutError:
+            if kind == "proxy_down":
+                raise _NotConnected(kind, problem="the proxy cannot be reached: it does not answer") from None
             raise _NotConnected("connect_timeout", address) from None
         except OSError:
             raise _NotConnected(kind, address) from None
         encrypted_s = self._clock()
         timing = Timing(
-            dns_ms=None if _is_address(origin.host) else _ms(known_s - started_s),
+            dns_ms=None if self._proxy is not None or _is_address(origin.host) else _ms(known_s - started_s),
             connect_ms=_ms(connected_s - known_s),
             tls_ms=_ms(encrypted_s - connected_s) if origin.is_tls else None,
         )
         return connection, timing
+
+    @staticmethod
+    async def _tunnel(dialled: socket.socket, proxy: Proxy, origin: _Origin) -> None:
+        try:
+            await open_tunnel(dialled, proxy, origin.host, origin.port)
+        except BaseException:
+            dialled.close()
+            raise
 
 
 def _header_lines(headers: Mapping[str, str]) -> bytes:
@@ -285,7 +334,7 @@ def _header_lines(headers: Mapping[str, str]) -> bytes:
     return lines.encode("latin-1")
 
 
-def _reply(answer: Answer, address: str, started_s: float, ended_s: float, timing: Timing) -> Reply:
+def _reply(answer: Answer, address: str | None, started_s: float, ended_s: float, timing: Timing) -> Reply:
     first_byte_ms = None if answer.first_byte_at_s is None else _ms(answer.first_byte_at_s - started_s)
     error = None
     if answer.failure is not None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+from typing import Final
 
 from vaultevents.config import Settings
-from vaultevents.core.errors import ConfigError, InputError
+from vaultevents.core.errors import ConfigError, InputError, LocalFault
+from vaultevents.core.proxies import Proxy, parse_proxy
 from vaultevents.core.sealing import Secret
 from vaultevents.core.signing import check_secret
 from vaultevents.core.webhooks import UrlRules, check_url
+from vaultevents.proxy import dial_proxy
+from vaultevents.resolver import SystemLookup
+
+PROXY_WITHIN_S: Final = 5.0
 
 
 def check_authority(settings: Settings) -> None:
@@ -27,6 +34,24 @@ def check_authority(settings: Settings) -> None:
 def url_rules(settings: Settings) -> UrlRules:
     """Which URLs webhooks may have, by the operator's settings (D10)."""
     return UrlRules(settings.delivery.ports, settings.delivery.allow, settings.delivery.deny)
+
+
+def proxy(settings: Settings) -> Proxy | None:
+    """Return the forward proxy that deliveries go through, if one is set."""
+    url = settings.delivery.proxy_url
+    return None if url is None else parse_proxy(url.get_secret_value())
+
+
+async def reach_proxy(chosen: Proxy) -> None:
+    """Connect to the proxy and disconnect; raises `LocalFault`."""
+    lookup = SystemLookup()
+    try:
+        async with asyncio.timeout(PROXY_WITHIN_S):
+            (await dial_proxy(chosen, lookup)).close()
+    except TimeoutError:
+        raise LocalFault("proxy_down", f"the proxy {chosen.name} does not answer") from None
+    finally:
+        await lookup.close()
 
 
 def operator_webhook(settings: Settings) -> tuple[str, Secret] | None:

@@ -233,6 +233,51 @@ async def settle(database: Database, settlements: Sequence[Settlement], parking:
     return Settled(len(held), tuple(parked))
 
 
+async def put_back(database: Database, deliveries: Sequence[Delivery], after_s: float) -> int:
+    """Make deliveries due again in `after_s` seconds as if they had not been claimed; how many leases were held.
+
+    No attempt is written or counted. Deliveries that were parked, cancelled or withdrawn meanwhile stay so.
+    """
+    async with database.transaction() as connection:
+        held = await connection.fetchval(
+            _END_OWN_LEASES,
+            [delivery.webhook_id for delivery in deliveries],
+            [delivery.lease for delivery in deliveries],
+            [delivery.id for delivery in deliveries],
+        )
+        # in the order of the ids, as every settle, so that two writers never wait for each other
+        await connection.execute("select from deliveries where id = any($1) order by id for update", held)
+        await connection.execute(_DUE_AGAIN, held, after_s)
+    return len(held)
+
+
+_END_OWN_LEASES = """
+with named as (
+    select webhook_id, token, array_agg(id) as ids
+    from unnest($1::text[], $2::uuid[], $3::bigint[]) as n (webhook_id, token, id) group by webhook_id, token
+), own as materialized (
+    select l.webhook_id, l.token, l.delivery_ids, n.ids from named n join leases l using (webhook_id, token)
+    order by l.webhook_id, l.token for update of l
+), part as materialized (
+    select webhook_id, token, array(select id from unnest(delivery_ids) id where id <> all (ids)) as remaining,
+        array(select id from unnest(ids) id where id = any (delivery_ids)) as held
+    from own
+), done as (
+    delete from leases l using part
+    where l.webhook_id = part.webhook_id and l.token = part.token and part.remaining = '{}'
+), kept as (
+    update leases l set delivery_ids = part.remaining from part
+    where l.webhook_id = part.webhook_id and l.token = part.token and part.remaining <> '{}'
+)
+select array(select unnest(held) from part)
+"""
+
+_DUE_AGAIN = """
+update queue q set due_at = db_now() + make_interval(secs => $2)
+from deliveries d where d.id = any($1) and q.webhook_id = d.webhook_id and q.delivery_id = d.id
+"""
+
+
 def _leased(settlements: Iterable[Settlement]) -> tuple[list[str], list[UUID], list[int], list[int]]:
     """Webhooks and tokens of the leases, how many deliveries end each of them, and the deliveries, lease by lease."""
     leases: dict[tuple[str, UUID], list[int]] = {}

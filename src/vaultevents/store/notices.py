@@ -122,15 +122,16 @@ async def finish(database: Database, notice: ClaimedNotice, *, sent: bool) -> No
         )
 
 
-async def postpone(database: Database, notice: ClaimedNotice, after_s: float) -> None:
+async def postpone(database: Database, notice: ClaimedNotice, after_s: float, *, attempted: bool = True) -> None:
     """It is due again in `after_s` seconds. Changes nothing without the lease."""
     async with database.transaction() as connection:
         await connection.execute(
-            "update notices set due_at = db_now() + make_interval(secs => $3), lease = null"
-            " where id = $1 and lease = $2",
+            "update notices set due_at = db_now() + make_interval(secs => $3), lease = null,"
+            " attempts = attempts - $4 where id = $1 and lease = $2",
             notice.id,
             notice.lease,
             after_s,
+            0 if attempted else 1,
         )
 
 

@@ -15,7 +15,7 @@ from uuid import UUID
 
 from vaultevents.core.timing import NO_TIMING, Timing
 from vaultevents.store.deliveries import SealedSecret, Target
-from vaultevents.store.pool import Connection, Database, Record
+from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
 
 RESENDS_CHANNEL: Final = "vaultevents_resends"
 LOOKED_AT: Final = 100_000
@@ -86,27 +86,41 @@ async def request_recovery(
 ) -> Recovery:
     """Asks for every event created in [since, until) that matches the webhook's present filter and is neither
     delivered nor pending (D11), oldest first; `looked_at` events at most, and those created together with the last.
+
+    A pause that the receiver asked for ends. What it held back counts: what is due is sent, and what waits for its next
+    attempt is asked for.
     """
     row = await connection.fetchrow(_RECOVER, account_id, webhook_id, since_ms, until_ms, looked_at)
     if row["count"]:
         await connection.execute(_NOTIFY, RESENDS_CHANNEL)
+    if row["resumed"]:
+        await connection.execute(_NOTIFY, DELIVERIES_CHANNEL)
     return Recovery(row["count"], row["last_ms"] + 1 if row["looked_at"] >= looked_at else None)
 
 
 _RECOVER = """
-with looked_at as materialized (
+with resumed as (
+    update webhooks set paused_until = null
+    where account_id = $1 and id = $2 and deleted_at is null and paused_until > db_now()
+    returning id
+), looked_at as materialized (
     select e.seq, e.id, e.event_type, e.vault_id, e.created_at_ms from events e
     where e.account_id = $1 and e.created_at_ms >= $3 and ($4::bigint is null or e.created_at_ms < $4)
         and e.orphaned_at is null
     order by e.created_at_ms fetch first ($5::integer) rows with ties
+), held_back as materialized (  -- none is in flight: the webhook was paused, and what waits for its time is not due
+    select q.event_seq, q.turn = 1 and q.due_at > db_now() as waits
+    from resumed join queue q on q.webhook_id = resumed.id join looked_at e on e.seq = q.event_seq
+    where not exists (select from leases l where l.webhook_id = q.webhook_id and q.delivery_id = any (l.delivery_ids))
 ), asked as (
     insert into resends (webhook_id, event_seq, event_id)
     select w.id, e.seq, e.id from webhooks w cross join looked_at e
     where w.account_id = $1 and w.id = $2 and w.deleted_at is null
         and (w.event_types is null or e.event_type = any(w.event_types))
         and (w.vault_ids is null or e.vault_id = any(w.vault_ids))
-        and not exists (select from deliveries d where d.event_seq = e.seq and d.webhook_id = w.id
-            and d.state in ('scheduled', 'parked', 'delivered'))
+        and (e.seq in (select event_seq from held_back where waits)
+            or not exists (select from deliveries d where d.event_seq = e.seq and d.webhook_id = w.id
+                and d.state in ('scheduled', 'parked', 'delivered')))
         and not exists (select from pruned p where p.webhook_id = w.id and p.chunk = e.seq >> 10
             and p.events @> e.seq)
         and not exists (select from resends r where r.webhook_id = w.id and r.event_seq = e.seq
@@ -114,7 +128,8 @@ with looked_at as materialized (
     order by e.created_at_ms, e.seq
     returning 1
 )
-select (select count(*) from asked)::integer as count, count(*)::integer as looked_at, max(created_at_ms) as last_ms
+select ((select count(*) from asked) + (select count(*) from held_back where not waits))::integer as count,
+    exists (select from resumed) as resumed, count(*)::integer as looked_at, max(created_at_ms) as last_ms
 from looked_at
 """
 
@@ -255,6 +270,20 @@ async def settle_resends(database: Database, results: Sequence[ResendResult]) ->
         await _leave_queue(connection, accepted)
     return len(held)
 
+
+async def put_back_resends(database: Database, held: Sequence[Resend], after_s: float) -> None:
+    """Make requests due again in `after_s` seconds as if they had not been claimed, where the lease is still held."""
+    if not held:
+        return
+    async with database.transaction() as connection:
+        await connection.execute(_PUT_BACK, [resend.id for resend in held], [resend.lease for resend in held], after_s)
+
+
+_PUT_BACK = """
+update resends r set lease = null, due_at = db_now() + make_interval(secs => $3)
+from unnest($1::bigint[], $2::uuid[]) as o (id, lease)
+where r.id = o.id and r.lease = o.lease and r.finished_at is null
+"""
 
 _SETTLE = """
 update resends r set lease = null, finished_at = db_now(), started_at = o.started_at, duration_ms = o.duration_ms,
