@@ -199,6 +199,7 @@ with recursive waiting as (
     returning r.id, r.webhook_id, r.event_seq, r.event_id, r.body
 )
 select l.id, l.webhook_id, l.event_id, coalesce(l.body, e.body) as body, coalesce(d.attempts, 0) as attempts, w.url,
+    w.account_id,
     array(select s.key_id from webhook_secrets s where s.webhook_id = w.id
         and (s.valid_until is null or s.valid_until > db_now()) order by s.created_at desc) as key_ids,
     array(select s.sealed from webhook_secrets s where s.webhook_id = w.id
@@ -211,7 +212,12 @@ where l.body is not null or e.body is not null order by l.id
 
 def _target(row: Record) -> Target:
     secrets = zip(row["key_ids"], row["sealed"], strict=True)
-    return Target(row["webhook_id"], row["url"], tuple(SealedSecret(key_id, sealed) for key_id, sealed in secrets))
+    return Target(
+        row["webhook_id"],
+        row["url"],
+        tuple(SealedSecret(key_id, sealed) for key_id, sealed in secrets),
+        row["account_id"],
+    )
 
 
 async def settle_resends(database: Database, results: Sequence[ResendResult]) -> int:
