@@ -126,9 +126,7 @@ async def claim(
     id follows `after`. The cost is that of what is due, however many webhooks there are.
     """
     async with database.statement() as connection:  # one round trip, one commit: `claim_due` is a migration's
-        rows = await connection.fetch(
-            _CLAIM, limit, lease, lease_s, per_webhook, after, *_restrictions(scarce, limits)
-        )
+        rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook, after, *_restrictions(scarce, limits))
     return _claimed(rows, lease, after)
 
 
@@ -428,7 +426,8 @@ with marked as (
 select extract(epoch from least(
     (select coalesce(due_at, db_now()) from numbered where place = 17),
     (select min(greatest(w.paused_until, w.parked_until, least(first.due_at, again.due_at)))
-        from (select distinct webhook_id collate "default" as id from numbered where place < 17) n join webhooks w on w.id = n.id
+        from (select distinct webhook_id collate "default" as id from numbered where place < 17) n
+        join webhooks w on w.id = n.id
         cross join lateral (
             select coalesce(array_agg(each.id), '{}') as leased
             from leases l cross join unnest(l.delivery_ids) as each (id) where l.webhook_id = w.id
