@@ -50,6 +50,9 @@ log = structlog.get_logger("dispatch")
 
 BATCH = 500
 SETTLE_WINDOW_S = 0.005
+JOIN_S = 0.02
+"""While little is in flight, what was accepted waits this long for a claim to be settled with, in one commit."""
+
 PLENTY = 250
 """So many accepted attempts are worth another turn beside the one that is under way."""
 
@@ -132,6 +135,7 @@ class Dispatcher:
         self._next_wave: asyncio.TimerHandle | None = None
         self._attempts: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
+        self._joining: asyncio.TimerHandle | None = None
         self._accepted: list[Settlement] = []
         self._plenty_accepted = asyncio.Event()
         self._others: list[Settlement] = []
@@ -271,6 +275,11 @@ class Dispatcher:
         self._next_wave = None
         self._start(group)
 
+    def _join(self) -> None:
+        """Wait for no claim any longer: settle what was accepted."""
+        self._joining = None
+        self._wake.set()
+
     async def _woken(self, within_s: float) -> bool:
         """Waits until there may be something to claim; False when nobody said so in time."""
         try:
@@ -321,7 +330,10 @@ class Dispatcher:
         if reply.status is not None and 200 <= reply.status < 300:
             self._accepted.append(_settlement(attempt.delivery, "delivered", attempt.started_at, reply))
             self._slots.accepted(webhook_id, attempt.began_at_s, now_s)
-            self._wake.set()
+            if self._stopping or self._slots.pressed(webhook_id):
+                self._wake.set()
+            elif self._joining is None:
+                self._joining = asyncio.get_running_loop().call_later(JOIN_S, self._join)
             if len(self._accepted) >= PLENTY:
                 self._plenty_accepted.set()
         else:

@@ -31,6 +31,9 @@ PROVEN_S: Final = 1.0
 SHARE: Final = 8
 """An account may have this many times the free slots: alone 8/9 of them; some stay free however many accounts hog."""
 
+FEW: Final = 16
+"""So many attempts in flight, of all webhooks, leave no shortage of slots."""
+
 SHARED_FROM: Final = 32
 """With fewer slots than this none are kept free for other accounts."""
 
@@ -110,6 +113,10 @@ class SlotPolicy:
         """Return how many attempts of a webhook may be in flight while slots are plentiful."""
         limit = self._limits.get(webhook_id)
         return self._per_webhook if limit is None else int(limit.slots)
+
+    def pressed(self, webhook_id: str) -> bool:
+        """Return whether a slot is worth freeing at once: more than a few are taken, or half of this webhook's."""
+        return self.in_flight > FEW or 2 * self._of_webhooks[webhook_id] >= self._per_webhook
 
     def room(self, ending: int, being_claimed: int) -> int:
         """Return how many to claim at most while `ending` attempts are settled and others claim `being_claimed`.

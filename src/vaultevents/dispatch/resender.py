@@ -35,10 +35,12 @@ RECONNECT_S: Final = 0.5
 class ResendOptions:
     """`concurrency`: attempts in flight, at most `per_webhook` of them for one webhook.
 
+    An account gets more only while it has fewer than are free, so some stay free for others: alone it has half.
+
     `lease_s` must exceed an attempt's deadline; `poll_s` bounds a lost NOTIFY.
     """
 
-    concurrency: int = 64
+    concurrency: int = 128
     per_webhook: int = 10
     lease_s: float = 60.0
     poll_s: float = 1.0
@@ -93,10 +95,13 @@ class Resender:
 
     async def _claim(self, group: asyncio.TaskGroup) -> None:
         options = self._options
-        room = min(options.concurrency - self._in_flight, BATCH)
-        if not room:
+        free = options.concurrency - self._in_flight
+        if not free:
             return
-        claimed = await claim_resends(self._database, room, uuid4(), options.lease_s, options.per_webhook)
+        room = min((free + 1) // 2, BATCH)
+        claimed = await claim_resends(self._database, room, uuid4(), options.lease_s, options.per_webhook, free)
+        if len(claimed) == room:
+            self._wake.set()
         self._in_flight += len(claimed)
         for resend in claimed:
             attempt = group.create_task(self._attempt(resend))
