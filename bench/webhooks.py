@@ -2,9 +2,10 @@
 
 First 100 deliveries/s, each to a webhook drawn at random of 100, 1,000 and 10,000; each has a retry that is due in an
 hour, too. The clock runs from the statement that commits an event to the whole request at the receiver, in this
-process; PostgreSQL's CPU is that of the commit, the claim and the settle, less what it takes idle. Then one webhook whose receiver takes 50 ms, beside a
-bare loop of as many connections as the webhook may have, and one whose receiver refuses what exceeds 20 at once. `ok`
-goes by ratios, CPU and shares, which hold on a busy machine. With `--json` the last line alone.
+process; PostgreSQL's CPU is that of the commit, the claim and the settle, less what it takes idle. Then one webhook
+whose receiver takes 50 ms, beside a bare loop of as many connections as the webhook may have, and one whose receiver
+refuses what exceeds 20 at once. `ok` goes by ratios, CPU and shares, which hold on a busy machine. The last line is the
+result; without `--json` a table precedes it.
 """
 
 from __future__ import annotations
