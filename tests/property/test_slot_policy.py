@@ -115,3 +115,24 @@ def test_without_other_accounts_slots_are_plentiful_at_first() -> None:
         policy.begin(HOOK)
     assert policy.limits(0) == NO_LIMITS
     assert policy.scarce(0, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("concurrency", "per_webhook", "in_flight", "pressed"),
+    [
+        (4096, 10, 4, False),
+        (4096, 10, 5, True),
+        (4096, 100, 16, False),
+        (4096, 100, 17, True),
+        (4, 100, 2, False),
+        (4, 100, 3, True),
+        (4096, 1, 1, True),
+    ],
+)
+def test_slots_are_freed_at_once_where_few_are_left(
+    concurrency: int, per_webhook: int, in_flight: int, pressed: bool
+) -> None:
+    policy = SlotPolicy(concurrency, per_webhook, 256)
+    for _ in range(in_flight):
+        policy.begin(HOOK)
+    assert policy.pressed("wh") is pressed

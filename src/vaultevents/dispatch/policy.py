@@ -116,7 +116,8 @@ class SlotPolicy:
 
     def pressed(self, webhook_id: str) -> bool:
         """Return whether a slot is worth freeing at once: more than a few are taken, or half of this webhook's."""
-        return self.in_flight > FEW or 2 * self._of_webhooks[webhook_id] >= self._per_webhook
+        few = min(FEW, self._concurrency // 2)
+        return self.in_flight > few or 2 * self._of_webhooks[webhook_id] >= self._per_webhook
 
     def room(self, ending: int, being_claimed: int) -> int:
         """Return how many to claim at most while `ending` attempts are settled and others claim `being_claimed`.

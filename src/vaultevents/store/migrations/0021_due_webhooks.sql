@@ -233,6 +233,24 @@ begin
     if unless_failing and exists (select from webhooks where id = any (webhook_ids) and failures > 0) then
         return null;
     end if;
+    if cardinality(ids) = 1 and states is null then             -- the same for what is by far the most frequent, in less
+        delete from leases l
+            where l.webhook_id = webhook_ids[1] and l.token = tokens[1] and l.delivery_ids = leased_ids;
+        if found then
+            update deliveries d set state = 'delivered', finished_at = db_now(), attempts = numbers[1] where d.id = ids[1];
+            if found then
+                delete from queue q where q.webhook_id = webhook_ids[1] and q.delivery_id = ids[1];
+                insert into attempts (delivery_id, number, started_at, duration_ms, status, error, excerpt, address,
+                        dns_ms, connect_ms, tls_ms, first_byte_ms)
+                    values (ids[1], numbers[1], started_at[1], duration_ms[1], statuses[1], errors[1], excerpts[1],
+                        addresses[1], dns_ms[1], connect_ms[1], tls_ms[1], first_byte_ms[1]);
+            end if;
+            if not unless_failing then
+                insert into due_webhooks (webhook_id) values (owners[1]);
+            end if;
+            return '{}';
+        end if;
+    end if;
     with named as (
         select webhook_id, token, leased_ids[lag(last, 1, 0) over (order by last) + 1 : last] as settled
         from unnest($2, $3, $4) as n (webhook_id, token, last)
