@@ -100,7 +100,6 @@ async def test_a_tenant_with_five_hundred_slow_webhooks_leaves_slots_to_others(
     await commit(outbox, funding(1))
     options: dict[str, Any] = {
         "concurrency": SLOTS,
-        "per_webhook": 10,
         "schedule_s": (60,),
         "drain_s": 0.1,
         "total_timeout_s": 30,
