@@ -16,7 +16,7 @@ from typing import Final
 
 from vaultevents.store.deliveries import NO_LIMITS, Limits, Scarce, Target
 
-GROWTH: Final = 2.0
+GROWTH: Final = 3.0
 PROMPT_S: Final = 0.5
 SLOW_S: Final = 2.0
 USED: Final = 8
