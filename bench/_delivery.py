@@ -239,18 +239,18 @@ class _Poster(asyncio.Protocol):
             self._done.set_result(None)
 
 
-async def _post_all(made: World, count: int) -> None:
+async def _post_all(made: World, count: int, path: str, connections: int) -> None:
     loop = asyncio.get_running_loop()
     context = None
     if made.scheme == "https":
         context = ssl.create_default_context(cafile=made.facts["ca_file"])
     head = (
-        f"POST /hook HTTP/1.1\r\nhost: 127.0.0.1:{made.port}\r\ncontent-type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1:{made.port}\r\ncontent-type: application/json\r\n"
         f"user-agent: vaultevents/{__version__}\r\nx-vaultevents-attempt: 1\r\ncontent-length: {len(BODY)}\r\n"
     ).encode()
     secret = "whsec_" + base64.b64encode(bytes(32)).decode()
     posts = iter(range(count))
-    ends = [loop.create_future() for _ in range(CONNECTIONS)]
+    ends = [loop.create_future() for _ in range(connections)]
     for end in ends:
         await loop.create_connection(
             lambda end=end: _Poster(posts, end, secret, head), "127.0.0.1", made.port, ssl=context
@@ -258,10 +258,10 @@ async def _post_all(made: World, count: int) -> None:
     await asyncio.gather(*ends)
 
 
-def floor(made: World, count: int) -> dict[str, float]:
+def floor(made: World, count: int, path: str = "/hook", connections: int = CONNECTIONS) -> dict[str, float]:
     """The bare loop: its rate and its CPU time for each POST."""
     begin, cpu = time.perf_counter(), time.process_time()
-    uvloop.run(_post_all(made, count))
+    uvloop.run(_post_all(made, count, path, connections))
     seconds = time.perf_counter() - begin
     return {"posts_s": count / seconds, "process_cpu_us": (time.process_time() - cpu) * 1e6 / count}
 

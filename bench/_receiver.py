@@ -20,10 +20,16 @@ ANSWER = (  # as long as a common web server's
     b"Content-Length: 2\r\nConnection: keep-alive\r\n\r\nok"
 )
 HANGS = b"POST /hang"
+SLOW, WEAK = b"POST /slow", b"POST /weak"
+TAKES_S = 0.05  # slow ones and weak ones, which refuse what exceeds so many at once:
+WEAK_AT_ONCE = 20
+REFUSAL = ANSWER.replace(b"200 OK", b"503 Busy")
 
 
 class Receiver(asyncio.Protocol):
     """One connection; requests carry a `content-length` and come one at a time."""
+
+    at_once = 0  # of the weak path
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -44,7 +50,21 @@ class Receiver(asyncio.Protocol):
 
     def answer(self, request: bytes) -> None:
         """A whole request has arrived."""
-        if not request.startswith(HANGS):
+        if request.startswith((SLOW, WEAK)):
+            self._answer_late(weak=request.startswith(WEAK))
+        elif not request.startswith(HANGS):
+            self._transport.write(ANSWER)
+
+    def _answer_late(self, *, weak: bool) -> None:
+        if weak and Receiver.at_once >= WEAK_AT_ONCE:
+            self._transport.write(REFUSAL)
+            return
+        Receiver.at_once += weak
+        asyncio.get_running_loop().call_later(TAKES_S, self._late, weak)
+
+    def _late(self, weak: bool) -> None:
+        Receiver.at_once -= weak
+        if not self._transport.is_closing():
             self._transport.write(ANSWER)
 
 

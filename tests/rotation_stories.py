@@ -65,6 +65,7 @@ async def delivering(
     options = DispatchOptions(
         schedule_s=(0.05, 0.05),
         per_webhook=PER_WEBHOOK,
+        per_webhook_max=PER_WEBHOOK,
         parking=Parking(after=10**9),
         poll_s=0.05,
     )

@@ -201,6 +201,7 @@ class DeliverySettings(Section):
     ] = SCHEDULE_S
     concurrency: int = Field(default=4096, ge=1, le=50_000)
     per_webhook: int = Field(default=10, ge=1, le=1000)
+    per_webhook_max: int = Field(default=256, ge=1, le=1000)
     park_after: int = Field(default=5, ge=1)
     park_first_s: Seconds = 30.0
     park_longest_s: Seconds = 600.0

@@ -163,6 +163,7 @@ async def _dispatch(settings: Settings, store: Store, clock: ServiceClock, stop:
         schedule_s=delivery.schedule,
         concurrency=_files_allow(delivery.concurrency),
         per_webhook=delivery.per_webhook,
+        per_webhook_max=delivery.per_webhook_max,
         parking=Parking(
             delivery.park_after,
             timedelta(seconds=delivery.park_first_s),

@@ -144,6 +144,18 @@ async def test_a_success_ends_the_streak_and_releases_all(any_database: Database
     ]
 
 
+async def test_the_probe_is_the_oldest_delivery_that_is_due_retries_included(any_database: Database) -> None:
+    """A receiver that refuses each first attempt would never be found well again by first attempts."""
+    outbox, _ = await some_deliveries(any_database, 8)
+    await fail(any_database, tried := await claimed(any_database, 5))
+    await commit(outbox, funding(60))
+    await shift_clock(any_database, 31)
+    (probe,) = await claimed(any_database)
+    assert (probe.id, probe.attempt) == (min(one.id for one in tried), 2)
+    await succeed(any_database, [probe])
+    assert sorted(one.attempt for one in await claimed(any_database)) == [1] * 4 + [2] * 4
+
+
 async def test_ten_failures_at_once_park_once(any_database: Database) -> None:
     await some_deliveries(any_database, 12)
     assert len((await fail(any_database, await claimed(any_database))).parked) == 1

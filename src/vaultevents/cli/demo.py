@@ -212,7 +212,8 @@ async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
             "allow": ["127.0.0.0/8:*"],
             "ca_file": receivers.ca_path,
             "schedule": "1s, 1s, 2s, 5s, 10s",
-            "park_after": 10_000,  # one of the receivers refuses each event once, which looks like a dead one
+            "park_first_s": 1.0,  # as short as the schedule: one of the receivers refuses each event once
+            "park_longest_s": 5.0,
             "poll_interval_s": 0.2,
         },
         "api": {"port": 0},

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.retries import SCHEDULE_S, Delivered, Exhausted, Gone, NotAttempted, Outcome, Retry, judge
 from vaultevents.core.sealing import SealBroken
 from vaultevents.core.streaks import DEFAULT_PARKING, Parking
+from vaultevents.dispatch.policy import SlotPolicy
 from vaultevents.dispatch.sender import Reply, Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.store.clock import ServiceClock
@@ -35,11 +35,11 @@ from vaultevents.store.deliveries import (
     AttemptState,
     Delivery,
     Parked,
-    Scarce,
     Settled,
     Settlement,
     claim,
     end_leases,
+    mark_queued,
     next_due_s,
     put_back,
     settle,
@@ -51,6 +51,9 @@ log = structlog.get_logger("dispatch")
 
 BATCH = 500
 SETTLE_WINDOW_S = 0.005
+JOIN_S = 0.02
+"""While little is in flight, what was accepted waits this long for a claim to be settled with, in one commit."""
+
 PLENTY = 250
 """So many accepted attempts are worth another turn beside the one that is under way."""
 
@@ -59,18 +62,16 @@ WAVE_S = 0.01
 """Of what was claimed this many are posted at once, and as many more after this time, however slow the first are."""
 
 FULL_S = 0.25
-"""Where there is no room for another claim it is looked again after this long, if nothing says so earlier."""
-
-SCARCE, VERY_SCARCE = 0.25, 0.9
-"""From these shares of slots taken on, webhooks that accepted nothing within `PROVEN_S` may have fewer; all may."""
-
-PROVEN_S = 1.0
+"""Where there is no room for another claim, or limits left something, claims are tried again after this long."""
 
 QUIET_S = 0.02
 """After this long without a reason to claim, the queue is asked when the next is due."""
 
 LEASES_S = 1.0
 """How often it is looked for leases whose time is over."""
+
+MARK_S = 600.0
+"""How often all that is queued is marked as due, beside the marks that every change leaves."""
 
 RECONNECT_S = 0.5
 
@@ -80,7 +81,9 @@ PUT_BACK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DispatchOptions:
-    """`concurrency`: attempts in flight, at most `per_webhook` of them for one webhook and fewer as they run short.
+    """`concurrency`: attempts in flight.
+
+    For one webhook `per_webhook` at first, up to `per_webhook_max` while it accepts promptly, fewer as slots run short.
 
     `lease_s` must exceed an attempt's deadline; `poll_s` bounds a lost NOTIFY.
     """
@@ -88,6 +91,7 @@ class DispatchOptions:
     schedule_s: Sequence[float] = SCHEDULE_S
     concurrency: int = 4096
     per_webhook: int = 10
+    per_webhook_max: int = 256
     parking: Parking = DEFAULT_PARKING
     lease_s: float = 60.0
     poll_s: float = 1.0
@@ -97,12 +101,13 @@ class DispatchOptions:
 class _Attempt:
     """One attempt that is under way."""
 
-    __slots__ = ("delivery", "started_at", "wave")
+    __slots__ = ("began_at_s", "delivery", "started_at", "wave")
 
-    def __init__(self, delivery: Delivery, wave: int, started_at: datetime) -> None:
+    def __init__(self, delivery: Delivery, wave: int, started_at: datetime, began_at_s: float) -> None:
         self.delivery = delivery
         self.wave = wave
         self.started_at = started_at
+        self.began_at_s = began_at_s  # of the loop's clock
 
 
 class Dispatcher:
@@ -123,16 +128,18 @@ class Dispatcher:
         self._clock = clock
         self._options = options
         self._rng = rng
-        self._in_flight = 0
+        self._slots = SlotPolicy(options.concurrency, options.per_webhook, options.per_webhook_max)
+        self._limited = False  # whether limits other than `per_webhook` may have left something that is due
+        self._stopping = False
         self._being_claimed = 0  # at most: what turns under way have asked for
         self._after = ""  # the webhook whose turn was last
-        self._proven: dict[str, float] = {}  # when each webhook last accepted something (loop's clock)
         self._ready: deque[Delivery] = deque()
         self._posting = 0  # attempts of the present wave that have no answer yet
         self._wave = 0
         self._next_wave: asyncio.TimerHandle | None = None
         self._attempts: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
+        self._joining: asyncio.TimerHandle | None = None
         self._accepted: list[Settlement] = []
         self._plenty_accepted = asyncio.Event()
         self._others: list[Settlement] = []
@@ -155,14 +162,14 @@ class Dispatcher:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.drain_s):
                     await turns
-            log.info("dispatch_drained", left=self._in_flight)
+            log.info("dispatch_drained", left=self._slots.in_flight)
             self._ready.clear()
             for task in (*helpers, *self._attempts):
                 task.cancel()
 
     async def _turns(self, stop: asyncio.Event, group: asyncio.TaskGroup) -> None:
         """One turn after the other until `stop` is set and nothing is in flight."""
-        while self._in_flight or not stop.is_set():
+        while self._slots.in_flight or not stop.is_set():
             self._wake.clear()
             try:
                 found, room = await self._turn(stop, group)
@@ -173,6 +180,8 @@ class Dispatcher:
                         await asyncio.sleep(SETTLE_WINDOW_S)
                     continue
                 due_s = await next_due_s(self._database, self._options.per_webhook) if room else FULL_S
+                if self._limited and due_s is not None:
+                    due_s = max(due_s, FULL_S)  # the settle that makes room claims again
             except DatabaseUnavailable as error:
                 log.warning("dispatch_waits", problem=str(error), retry_in_s=RECONNECT_S)
                 due_s = RECONNECT_S
@@ -193,7 +202,7 @@ class Dispatcher:
         """How many to claim while so many are settled: none while half a batch has not been begun."""
         if len(self._ready) > BATCH // 2:
             return 0
-        return max(min(self._options.concurrency - self._in_flight - self._being_claimed + settling, BATCH), 0)
+        return min(self._slots.room(settling, self._being_claimed), BATCH)
 
     async def _turn(self, stop: asyncio.Event, group: asyncio.TaskGroup) -> tuple[int, int]:
         """Settles what was accepted and claims what there is room for; how many were claimed, of how many."""
@@ -210,8 +219,9 @@ class Dispatcher:
         return found, room
 
     async def _settle_and_claim(self, accepted: Sequence[Settlement], room: int, group: asyncio.TaskGroup) -> int:
-        options, lease = self._options, uuid4()
-        claiming = (room, lease, options.lease_s, options.per_webhook, self._after, self._scarce(len(accepted)))
+        options, lease, now_s = self._options, uuid4(), asyncio.get_running_loop().time()
+        scarce, limits = self._slots.scarce(len(accepted), now_s), self._slots.limits(len(accepted))
+        claiming = (room, lease, options.lease_s, options.per_webhook, self._after, scarce, limits)
         if accepted:
             settled, claimed = await settle_and_claim(self._database, accepted, *claiming)
             if settled is None:
@@ -223,26 +233,18 @@ class Dispatcher:
         else:
             return 0
         self._after = claimed.last
+        self._limited = scarce is not None
         if claimed.database_time is not None:
             self._clock.check(claimed.database_time)
-        if found := len(claimed.deliveries):
-            self._in_flight += found
+        found = len(claimed.deliveries)
+        if accepted and found >= room:  # there was no room for all, or none before these were settled
+            self._wake.set()
+        if found:
+            for delivery in claimed.deliveries:
+                self._slots.begin(delivery.target)
             self._ready.extend(claimed.deliveries)
             self._start(group)
         return found
-
-    def _scarce(self, settling: int) -> Scarce | None:
-        """As slots run short, webhooks have fewer, so that those that hang never have them all.
-
-        Those that have accepted something of late keep theirs until nearly all are taken.
-        """
-        taken = (self._in_flight - settling) / self._options.concurrency
-        if taken <= SCARCE:
-            return None
-        since_s = asyncio.get_running_loop().time() - PROVEN_S
-        self._proven = {one: at_s for one, at_s in self._proven.items() if at_s > since_s}
-        few = max(math.ceil(self._options.per_webhook * (1 - taken)), 1)
-        return Scarce(few, tuple(self._proven) if taken < VERY_SCARCE else ())
 
     def _settle_apart(self, settlements: Sequence[Settlement]) -> None:
         self._others += settlements
@@ -256,15 +258,18 @@ class Dispatcher:
             log.warning("leases_lost", attempts=len(batch) - settled.held)
         for parked in settled.parked:
             _tell(parked)
-        self._in_flight -= len(batch)
-        self._wake.set()
+        for settlement in batch:
+            self._slots.end(settlement.delivery.target)
+        if self._stopping:
+            self._wake.set()
 
     def _start(self, group: asyncio.TaskGroup) -> None:
         """Begins the next attempts, a wave at a time: few connections and warm caches where answers are quick."""
         while self._ready and self._posting < WAVE:
             delivery = self._ready.popleft()
             self._posting += 1
-            self._attempt(_Attempt(delivery, self._wave, self._clock.now()), group)
+            now_s = asyncio.get_running_loop().time()
+            self._attempt(_Attempt(delivery, self._wave, self._clock.now(), now_s), group)
             if len(self._ready) == BATCH // 2:
                 self._wake.set()
         if self._ready and self._next_wave is None:
@@ -276,6 +281,11 @@ class Dispatcher:
         self._posting = 0
         self._next_wave = None
         self._start(group)
+
+    def _join(self) -> None:
+        """Wait for no claim any longer: settle what was accepted."""
+        self._joining = None
+        self._wake.set()
 
     async def _woken(self, within_s: float) -> bool:
         """Waits until there may be something to claim; False when nobody said so in time."""
@@ -304,7 +314,7 @@ class Dispatcher:
             log.error("secret_unreadable", webhook_id=target.webhook_id, problem=str(problem))
             asyncio.get_running_loop().call_soon(answered, Reply(None, "sealed", None, "", 0, None))
             return
-        if not self._sender.try_post(target.url, delivery.body, headers, answered, target.webhook_id):
+        if not self._sender.try_post(target.url, delivery.body, headers, answered, target.account_id):
             task = group.create_task(self._connect_and_post(delivery, headers, answered))
             self._attempts.add(task)
             task.add_done_callback(self._attempts.discard)
@@ -312,7 +322,7 @@ class Dispatcher:
     async def _connect_and_post(
         self, delivery: Delivery, headers: Mapping[str, str], answered: Callable[[Reply], None]
     ) -> None:
-        answered(await self._sender.send(delivery.target.url, delivery.body, headers, delivery.webhook_id))
+        answered(await self._sender.send(delivery.target.url, delivery.body, headers, delivery.target.account_id))
 
     def _bug(self, bug: Exception, group: asyncio.TaskGroup) -> None:
         """Ends the dispatcher with it, as every other bug does."""
@@ -323,13 +333,18 @@ class Dispatcher:
         self._attempts.add(group.create_task(fail()))
 
     def _answered(self, attempt: _Attempt, reply: Reply, group: asyncio.TaskGroup) -> None:
+        webhook_id, now_s = attempt.delivery.target.webhook_id, asyncio.get_running_loop().time()
         if reply.status is not None and 200 <= reply.status < 300:
             self._accepted.append(_settlement(attempt.delivery, "delivered", attempt.started_at, reply))
-            self._proven[attempt.delivery.target.webhook_id] = asyncio.get_running_loop().time()
-            self._wake.set()
+            self._slots.accepted(webhook_id, attempt.began_at_s, now_s)
+            if self._stopping or self._slots.pressed(webhook_id):
+                self._wake.set()
+            elif self._joining is None:
+                self._joining = asyncio.get_running_loop().call_later(JOIN_S, self._join)
             if len(self._accepted) >= PLENTY:
                 self._plenty_accepted.set()
         elif (failed := self._failed(attempt.delivery, attempt.started_at, reply)) is not None:
+            self._slots.failed(webhook_id, attempt.began_at_s, now_s)
             self._settle_apart([failed])
         else:
             self._prevented.append((attempt.delivery, reply))
@@ -381,6 +396,7 @@ class Dispatcher:
                     log.warning("settle_waits", problem=str(error), attempts=len(batch), retry_in_s=RECONNECT_S)
                     await asyncio.sleep(RECONNECT_S)
             self._settled(batch, settled)
+            self._wake.set()
 
     async def _put_back_prevented(self) -> None:
         """Make due again what a fault of this host prevented: it counts for no schedule and no webhook's health."""
@@ -400,13 +416,19 @@ class Dispatcher:
             faults = Counter(str(reply.error) for _, reply in batch)
             log.warning("attempts_put_back", **faults, problem=batch[0][1].excerpt, retry_in_s=PUT_BACK_S)
             metrics.put_back(faults.elements())
-            self._in_flight -= len(batch)
+            for delivery, _ in batch:
+                self._slots.end(delivery.target)
             self._wake.set()
 
     async def _end_leases(self) -> None:
         """Takes over what a process that died or froze has left."""
+        mark_at_s = 0.0
         while True:
             with contextlib.suppress(DatabaseUnavailable):
+                if asyncio.get_running_loop().time() >= mark_at_s:
+                    await mark_queued(self._database)
+                    mark_at_s = asyncio.get_running_loop().time() + MARK_S
+                    self._wake.set()
                 if ended := await end_leases(self._database):
                     log.warning("leases_ended", leases=ended)
                     self._wake.set()
@@ -421,6 +443,7 @@ class Dispatcher:
 
     async def _wake_on(self, stop: asyncio.Event) -> None:
         await stop.wait()
+        self._stopping = True
         self._wake.set()
 
 

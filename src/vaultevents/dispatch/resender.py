@@ -46,10 +46,12 @@ _PUT_BACK: Final = LOCAL_FAULTS - {"sealed"}  # that would last, and whoever ask
 class ResendOptions:
     """`concurrency`: attempts in flight, at most `per_webhook` of them for one webhook.
 
+    An account gets more only while it has fewer than are free, so some stay free for others: alone it has half.
+
     `lease_s` must exceed an attempt's deadline; `poll_s` bounds a lost NOTIFY.
     """
 
-    concurrency: int = 64
+    concurrency: int = 128
     per_webhook: int = 10
     lease_s: float = 60.0
     poll_s: float = 1.0
@@ -104,10 +106,13 @@ class Resender:
 
     async def _claim(self, group: asyncio.TaskGroup) -> None:
         options = self._options
-        room = min(options.concurrency - self._in_flight, BATCH)
-        if not room:
+        free = options.concurrency - self._in_flight
+        if not free:
             return
-        claimed = await claim_resends(self._database, room, uuid4(), options.lease_s, options.per_webhook)
+        room = min((free + 1) // 2, BATCH)
+        claimed = await claim_resends(self._database, room, uuid4(), options.lease_s, options.per_webhook, free)
+        if len(claimed) == room:
+            self._wake.set()
         self._in_flight += len(claimed)
         for resend in claimed:
             attempt = group.create_task(self._attempt(resend))
@@ -125,7 +130,7 @@ class Resender:
             log.error("secret_unreadable", webhook_id=target.webhook_id, problem=str(problem))
             reply = Reply(None, "sealed", None, "", 0, None)
         else:
-            reply = await self._sender.send(target.url, resend.body, headers, target.webhook_id)
+            reply = await self._sender.send(target.url, resend.body, headers, target.account_id)
         self._finished.put_nowait(
             ResendResult(
                 resend,

@@ -7,10 +7,10 @@ then what a dead process held is due again. Every later write proves the token: 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from uuid import UUID
 
 import msgspec
@@ -35,6 +35,7 @@ class Target:
     webhook_id: str
     url: str
     secrets: tuple[SealedSecret, ...]
+    account_id: str
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -96,6 +97,17 @@ class Scarce:
     proven: Sequence[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Slots of the webhooks that have others than `per_webhook`, and the accounts that get none in this claim."""
+
+    webhooks: Mapping[str, int] = field(default_factory=dict)
+    closed_accounts: Sequence[str] = ()
+
+
+NO_LIMITS: Final = Limits()
+
+
 async def claim(
     database: Database,
     limit: int,
@@ -104,32 +116,36 @@ async def claim(
     per_webhook: int = 10,
     after: str = "",
     scarce: Scarce | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> Claim:
-    """Up to `limit` due deliveries, now leased to the caller.
+    """Lease up to `limit` due deliveries to the caller.
 
-    No webhook has more than `per_webhook` in flight, in all processes together; one that is parked or paused gets
-    nothing, and one whose park just ended a single one (D8). First attempts go before retries; webhooks take turns,
-    beginning with the one whose id follows `after`.
+    No webhook has more than `per_webhook` in flight, or what `limits` says, in all processes together. One that is
+    parked or paused gets nothing. One whose failures are not forgotten gets a single delivery: the oldest that is due,
+    retries included (D8). Otherwise first attempts go before retries. Webhooks take turns, beginning with the one whose
+    id follows `after`. The cost is that of what is due, however many webhooks there are.
     """
-    async with database.statement() as connection:  # one round trip, one commit: `claim_deliveries` is a migration's
-        rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook, after, *_scarce(scarce, per_webhook))
+    async with database.statement() as connection:  # one round trip, one commit: `claim_due` is a migration's
+        rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook, after, *_restrictions(scarce, limits))
     return _claimed(rows, lease, after)
 
 
-_CLAIM = "select *, null::bigint[] as lost from claim_deliveries($1, $2, $3, $4, $5, $6, $7)"
+_CLAIM = "select *, null::bigint[] as lost from claim_due($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
+_UNRESTRICTED: Final = 1_000_000
 
 
-def _scarce(scarce: Scarce | None, per_webhook: int) -> tuple[int, Sequence[str]]:
-    return (per_webhook, ()) if scarce is None else (scarce.per_unproven, scarce.proven)
+def _restrictions(scarce: Scarce | None, limits: Limits) -> tuple[Any, ...]:
+    per_unproven, proven = (_UNRESTRICTED, ()) if scarce is None else (scarce.per_unproven, scarce.proven)
+    return per_unproven, proven, list(limits.webhooks), list(limits.webhooks.values()), limits.closed_accounts
 
 
 def _claimed(rows: Sequence[Record], lease: UUID, after: str) -> Claim:
     targets: dict[str, Target] = {}
     database_time = None
     deliveries = []
-    for delivery_id, attempts, event_id, body, webhook_id, url, key_ids, sealed, claimed_at, _ in rows:
-        if url is not None:  # told once for each webhook, with the first of its deliveries
-            targets[webhook_id] = _target(webhook_id, url, key_ids, sealed)
+    for delivery_id, attempts, event_id, body, webhook_id, account_id, url, key_ids, sealed, claimed_at, _ in rows:
+        if url is not None:  # once for each webhook, with the first of its deliveries
+            targets[webhook_id] = Target(webhook_id, url, tuple(map(SealedSecret, key_ids, sealed)), account_id)
             database_time = claimed_at
         deliveries.append(Delivery(delivery_id, lease, attempts + 1, event_id, body, targets[webhook_id]))
     return Claim(tuple(deliveries), database_time, max(targets, key=lambda one: (one <= after, one), default=after))
@@ -150,13 +166,31 @@ with ended as (
     from ended cross join unnest(ended.delivery_ids) as each (id) join deliveries d on d.id = each.id
         join events e on e.seq = d.event_seq and e.near_head
     on conflict do nothing
+), marked as (
+    insert into due_webhooks (webhook_id) select distinct webhook_id from ended
 )
 delete from leases l using ended where l.webhook_id = ended.webhook_id and l.token = ended.token returning 1
 """
 
 
-def _target(webhook_id: str, url: str, key_ids: Sequence[str], sealed: Sequence[bytes]) -> Target:
-    return Target(webhook_id, url, tuple(map(SealedSecret, key_ids, sealed)))
+async def mark_queued(database: Database) -> None:
+    """Mark every webhook that has something in its queue, so that the next claims visit it.
+
+    Claims rely on the marks that triggers leave; this finds what was copied into the database without them.
+    """
+    async with database.statement() as connection:
+        await connection.execute(_MARK_QUEUED)
+
+
+_MARK_QUEUED = """
+with recursive queued as (
+    (select webhook_id from queue order by webhook_id limit 1)
+    union all
+    select (select q.webhook_id from queue q where q.webhook_id > queued.webhook_id order by q.webhook_id limit 1)
+    from queued where queued.webhook_id is not null
+)
+insert into due_webhooks (webhook_id) select webhook_id from queued where webhook_id is not null
+"""
 
 
 async def settle_and_claim(
@@ -168,6 +202,7 @@ async def settle_and_claim(
     per_webhook: int = 10,
     after: str = "",
     scarce: Scarce | None = None,
+    limits: Limits = NO_LIMITS,
 ) -> tuple[Settled | None, Claim]:
     """`settle` and `claim` in one round trip and one commit, for attempts in the state `delivered` only.
 
@@ -176,15 +211,15 @@ async def settle_and_claim(
     """
     async with database.statement() as connection:
         written = (*_leased(accepted), *_results(accepted))
-        claiming = (limit, lease, lease_s, per_webhook, after, *_scarce(scarce, per_webhook))
+        claiming = (limit, lease, lease_s, per_webhook, after, *_restrictions(scarce, limits))
         (told, *rows) = await connection.fetch(_SETTLE_AND_CLAIM, *written, *claiming)
     lost = told["lost"]
     return None if lost is None else Settled(len(accepted) - len(lost)), _claimed(rows, lease, after)
 
 
 _SETTLE_AND_CLAIM = """
-select * from settle_and_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18,
-    $19, $20, $21, $22, $23, $24, $25)
+select * from settle_and_claim_due($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18,
+    $19, $20, $21, $22, $23, $24, $25, $26, $27, $28)
 """
 
 
@@ -268,6 +303,8 @@ with named as (
 ), kept as (
     update leases l set delivery_ids = part.remaining from part
     where l.webhook_id = part.webhook_id and l.token = part.token and part.remaining <> '{}'
+), free as (
+    insert into due_webhooks (webhook_id) select distinct webhook_id from part
 )
 select array(select unnest(held) from part)
 """
@@ -414,29 +451,45 @@ async def _disable_failing(database: Database, webhook_id: str) -> None:
 
 
 async def next_due_s(database: Database, per_webhook: int = 10) -> float | None:
-    """Seconds until something can be claimed (0 for now), or None when nothing is scheduled.
+    """Return the seconds until something can be claimed (0 for now), or None when nothing is scheduled.
 
-    A webhook that has all in flight that it may is left out: whoever settles for it looks again.
+    A webhook that has all in flight that it may is left out: the settle that ends a lease of it claims again. Reads the
+    first marks only, so the answer may be early, never late.
     """
-    async with database.transaction() as connection:
+    async with database.statement() as connection:
         due = await connection.fetchval(_NEXT_DUE, per_webhook)
     return None if due is None else max(0.0, float(due))
 
 
+# The first marks say when their webhooks are due at the earliest; the mark after them bounds all the others.
 _NEXT_DUE = """
-select extract(epoch from min(greatest(w.paused_until, w.parked_until, least(first.due_at, again.due_at))) - db_now())
-from webhooks w cross join lateral (
-        select coalesce(array_agg(each.id), '{}') as leased
-        from leases l cross join unnest(l.delivery_ids) as each (id) where l.webhook_id = w.id
-    ) slots left join lateral (
-        select q.due_at from queue q where q.webhook_id = w.id and q.turn = 0 and q.delivery_id <> all (slots.leased)
-        order by q.due_at limit 1
-    ) first on true left join lateral (
-        select q.due_at from queue q where q.webhook_id = w.id and q.turn = 1 and q.delivery_id <> all (slots.leased)
-        order by q.due_at limit 1
-    ) again on true
-where w.active and w.deleted_at is null
-    and cardinality(slots.leased) < case when w.parks > 0 then 1 else $1 end
+with marked as (
+    (select webhook_id, null::timestamptz as due_at from due_webhooks where due_at is null order by webhook_id limit 17)
+    union all
+    (select webhook_id, due_at from due_webhooks where due_at is not null order by due_at limit 17)
+), numbered as (
+    select webhook_id, due_at, row_number() over (order by due_at nulls first) as place from marked
+)
+select extract(epoch from least(
+    (select coalesce(due_at, db_now()) from numbered where place = 17),
+    (select min(greatest(w.paused_until, w.parked_until, least(first.due_at, again.due_at)))
+        from (select distinct webhook_id collate "default" as id from numbered where place < 17) n
+        join webhooks w on w.id = n.id
+        cross join lateral (
+            select coalesce(array_agg(each.id), '{}') as leased
+            from leases l cross join unnest(l.delivery_ids) as each (id) where l.webhook_id = w.id
+        ) slots left join lateral (
+            select q.due_at from queue q
+            where q.webhook_id = w.id and q.turn = 0 and q.delivery_id <> all (slots.leased)
+            order by q.due_at limit 1
+        ) first on true left join lateral (
+            select q.due_at from queue q
+            where q.webhook_id = w.id and q.turn = 1 and q.delivery_id <> all (slots.leased)
+            order by q.due_at limit 1
+        ) again on true
+        where w.active and w.deleted_at is null
+            and cardinality(slots.leased) < case when w.parks > 0 then 1 else $1 end)
+) - db_now())
 """
 
 

@@ -166,18 +166,19 @@ class ResendResult:
 
 
 async def claim_resends(
-    database: Database, limit: int, lease: UUID, lease_s: float, per_webhook: int
+    database: Database, limit: int, lease: UUID, lease_s: float, per_webhook: int, per_account: int | None = None
 ) -> tuple[Resend, ...]:
-    """Up to `limit` requests, oldest first and webhooks in turns, now leased to the caller.
+    """Lease up to `limit` requests to the caller: accounts take turns, and in each its webhooks, oldest requests first.
 
-    No webhook has more than `per_webhook` of them in flight, in all processes together; one that is paused has to wait.
+    No webhook has more than `per_webhook` of them in flight, no account takes more than half of what it lacks to
+    `per_account`, in all processes together. A webhook that is paused has to wait.
     """
     async with database.transaction() as connection:
         # claims take turns, lest two count the same free slots: the lock comes before the statement that counts
         await connection.execute(
             "select pg_advisory_xact_lock(hashtext('vaultevents resend'), hashtext(current_schema()))"
         )
-        rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook)
+        rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook, per_account or _UNLIMITED)
     targets: dict[str, Target] = {}
     for row in rows:
         targets.setdefault(row["webhook_id"], _target(row))
@@ -187,6 +188,8 @@ async def claim_resends(
     )
 
 
+_UNLIMITED: Final = 1_000_000
+
 # Only webhooks for which something waits are looked at: `waiting` leaps from one to the next in the index.
 _CLAIM = """
 with recursive waiting as (
@@ -195,25 +198,31 @@ with recursive waiting as (
     select (select r.webhook_id from resends r where r.finished_at is null and r.webhook_id > waiting.webhook_id
         order by r.webhook_id limit 1)
     from waiting where waiting.webhook_id is not null
-), open as materialized (
-    select w.id, greatest($4 - (select count(*) from resends r where r.webhook_id = w.id
-        and r.lease is not null and r.due_at > db_now()), 0) as free
+), flying as materialized (
+    select w.id, w.account_id, (select count(*) from resends r where r.webhook_id = w.id
+        and r.finished_at is null and r.lease is not null and r.due_at > db_now()) as number,
+        w.deleted_at is null and (w.paused_until is null or w.paused_until <= db_now()) as open
     from waiting join webhooks w on w.id = waiting.webhook_id
-    where w.deleted_at is null and (w.paused_until is null or w.paused_until <= db_now())
+), accounts_open as materialized (
+    select account_id, ceil(($5 - sum(number)) / 2) as free from flying group by account_id having sum(number) < $5
 ), due as materialized (
-    select found.id, found.due_at, row_number() over (partition by open.id order by found.due_at, found.id) as place
-    from open cross join lateral (
-        select r.id, r.due_at from resends r where r.webhook_id = open.id and r.finished_at is null
+    select found.id, found.due_at, f.account_id, a.free,
+        row_number() over (partition by f.id order by found.due_at, found.id) as place
+    from flying f join accounts_open a using (account_id) cross join lateral (
+        select r.id, r.due_at from resends r where r.webhook_id = f.id and r.finished_at is null
             and r.due_at <= db_now()
             and not exists (select from events e where e.seq = r.event_seq and e.orphaned_at is not null)
-        order by r.due_at, r.id limit open.free for update skip locked
-    ) found
+        order by r.due_at, r.id limit least(greatest($4 - f.number, 0), a.free) for update skip locked
+    ) found where f.open
+), shared as (
+    select id, due_at, free, row_number() over (partition by account_id order by place, due_at, id) as place from due
 ), leased as (
     update resends r set lease = $2, due_at = db_now() + make_interval(secs => $3)
-    from (select id from due order by place, due_at, id limit $1) chosen where r.id = chosen.id
+    from (select id from shared where place <= free order by place, due_at, id limit $1) chosen where r.id = chosen.id
     returning r.id, r.webhook_id, r.event_seq, r.event_id, r.body
 )
 select l.id, l.webhook_id, l.event_id, coalesce(l.body, e.body) as body, coalesce(d.attempts, 0) as attempts, w.url,
+    w.account_id,
     array(select s.key_id from webhook_secrets s where s.webhook_id = w.id
         and (s.valid_until is null or s.valid_until > db_now()) order by s.created_at desc) as key_ids,
     array(select s.sealed from webhook_secrets s where s.webhook_id = w.id
@@ -226,7 +235,12 @@ where l.body is not null or e.body is not null order by l.id
 
 def _target(row: Record) -> Target:
     secrets = zip(row["key_ids"], row["sealed"], strict=True)
-    return Target(row["webhook_id"], row["url"], tuple(SealedSecret(key_id, sealed) for key_id, sealed in secrets))
+    return Target(
+        row["webhook_id"],
+        row["url"],
+        tuple(SealedSecret(key_id, sealed) for key_id, sealed in secrets),
+        row["account_id"],
+    )
 
 
 async def settle_resends(database: Database, results: Sequence[ResendResult]) -> int:

@@ -1,0 +1,160 @@
+"""Who may have how many attempts in flight: an adaptive limit for each webhook, a bounded share for each account.
+
+Pure: the caller counts attempts and gives the time. A webhook starts with `per_webhook` slots. While its attempts are
+accepted promptly it gets `GROWTH` more for each as many accepted as it has slots; a failure or a slow answer halves
+them, at most once for the attempts that were under way together. As slots run short nobody has more than
+`per_webhook`, webhooks that accepted nothing of late have fewer, and an account that has `SHARE` times what is free
+gets no more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final
+
+from vaultevents.store.deliveries import NO_LIMITS, Limits, Scarce, Target
+
+GROWTH: Final = 3.0
+PROMPT_S: Final = 0.5
+SLOW_S: Final = 2.0
+USED: Final = 8
+"""A limit grows only while at least this part of it is in use."""
+
+SCARCE: Final = 0.25
+VERY_SCARCE: Final = 0.9
+"""From these shares of slots taken on, webhooks that accepted nothing within `PROVEN_S` may have fewer; all may."""
+
+PROVEN_S: Final = 1.0
+
+SHARE: Final = 8
+"""An account may have this many times the free slots: alone 8/9 of them; some stay free however many accounts hog."""
+
+FEW: Final = 16
+"""So many attempts in flight, of all webhooks, leave no shortage of slots."""
+
+SHARED_FROM: Final = 32
+"""With fewer slots than this none are kept free for other accounts."""
+
+
+@dataclass(slots=True)
+class WebhookLimit:
+    """How many attempts of one webhook may be in flight; attempts that began before `halved_at_s` halve it no more."""
+
+    slots: float
+    halved_at_s: float = -math.inf
+
+    def accept(self, took_s: float, began_at_s: float, floor: int, most: int) -> None:
+        """Count an accepted attempt."""
+        if took_s > SLOW_S:
+            self.halve(began_at_s, began_at_s + took_s, floor)
+        elif took_s <= PROMPT_S:
+            self.slots = min(self.slots + GROWTH / self.slots, max(most, floor))
+
+    def halve(self, began_at_s: float, now_s: float, floor: int) -> None:
+        """Count an attempt that failed or was slow."""
+        if began_at_s >= self.halved_at_s:
+            self.slots = max(self.slots / 2, floor)
+            self.halved_at_s = now_s
+
+
+class SlotPolicy:
+    """The limits of the next claim, by what is in flight and what was answered. Times are a monotonic clock's."""
+
+    def __init__(self, concurrency: int, per_webhook: int, per_webhook_max: int) -> None:
+        self._concurrency = concurrency
+        self._per_webhook = per_webhook
+        self._most = max(per_webhook, per_webhook_max)
+        self._limits: dict[str, WebhookLimit] = {}
+        self._of_webhooks: Counter[str] = Counter()
+        self._of_accounts: Counter[str] = Counter()
+        self._proven: dict[str, float] = {}  # when each webhook last accepted something
+        self.in_flight = 0
+
+    def begin(self, target: Target) -> None:
+        """Count an attempt that was claimed."""
+        self.in_flight += 1
+        self._of_webhooks[target.webhook_id] += 1
+        self._of_accounts[target.account_id] += 1
+
+    def end(self, target: Target) -> None:
+        """Count an attempt that is settled. A webhook with nothing in flight starts anew."""
+        self.in_flight -= 1
+        if self._of_webhooks[target.webhook_id] > 1:
+            self._of_webhooks[target.webhook_id] -= 1
+        else:
+            del self._of_webhooks[target.webhook_id]
+            self._limits.pop(target.webhook_id, None)
+        if self._of_accounts[target.account_id] > 1:
+            self._of_accounts[target.account_id] -= 1
+        else:
+            del self._of_accounts[target.account_id]
+
+    def accepted(self, webhook_id: str, began_at_s: float, now_s: float) -> None:
+        """Count an attempt that its receiver accepted."""
+        self._proven[webhook_id] = now_s
+        limit = self._limits.get(webhook_id)
+        used = self._of_webhooks[webhook_id] * USED
+        if limit is None:
+            if used < self._per_webhook or self._most == self._per_webhook:
+                return
+            limit = self._limits[webhook_id] = WebhookLimit(self._per_webhook)
+        took_s = now_s - began_at_s
+        if took_s > PROMPT_S or used >= limit.slots:
+            limit.accept(took_s, began_at_s, self._per_webhook, self._most)
+
+    def failed(self, webhook_id: str, began_at_s: float, now_s: float) -> None:
+        """Count an attempt that failed."""
+        if (limit := self._limits.get(webhook_id)) is not None:
+            limit.halve(began_at_s, now_s, self._per_webhook)
+
+    def slots(self, webhook_id: str) -> int:
+        """Return how many attempts of a webhook may be in flight while slots are plentiful."""
+        limit = self._limits.get(webhook_id)
+        return self._per_webhook if limit is None else int(limit.slots)
+
+    def pressed(self, webhook_id: str) -> bool:
+        """Return whether a slot is worth freeing at once: more than a few are taken, or half of this webhook's."""
+        few = min(FEW, self._concurrency // 2)
+        return self.in_flight > few or 2 * self._of_webhooks[webhook_id] >= self._per_webhook
+
+    def room(self, ending: int, being_claimed: int) -> int:
+        """Return how many to claim at most while `ending` attempts are settled and others claim `being_claimed`.
+
+        With many slots never more than half of those that are free, so that one claim gives no account all of them.
+        """
+        free = max(self._concurrency - self.in_flight - being_claimed + ending, 0)
+        return (free + 1) // 2 if self._concurrency >= SHARED_FROM else free
+
+    def scarce(self, ending: int, now_s: float) -> Scarce | None:
+        """Return the limits of unproven webhooks, or None while slots are plentiful.
+
+        As slots run short those webhooks have fewer, so that those that hang never have all. Webhooks that have
+        accepted something of late keep theirs until nearly all slots are taken.
+        """
+        taken = self._taken(ending)
+        if taken <= SCARCE:
+            return None
+        self._proven = {webhook_id: at_s for webhook_id, at_s in self._proven.items() if at_s > now_s - PROVEN_S}
+        few = max(math.ceil(self._per_webhook * (1 - taken)), 1)
+        return Scarce(few, tuple(self._proven) if taken < VERY_SCARCE else ())
+
+    def limits(self, ending: int) -> Limits:
+        """Return the slots of the webhooks that have more than `per_webhook`, and the accounts that get no more."""
+        taken = self._taken(ending)
+        if taken <= SCARCE:
+            grown = {
+                webhook_id: slots
+                for webhook_id in self._limits
+                if (slots := self.slots(webhook_id)) > self._per_webhook
+            }
+            return Limits(grown) if grown else NO_LIMITS
+        if self._concurrency < SHARED_FROM:
+            return NO_LIMITS
+        most = SHARE * max(self._concurrency - self.in_flight + ending, 0)
+        closed = [account_id for account_id, number in self._of_accounts.items() if number >= most]
+        return Limits(closed_accounts=closed) if closed else NO_LIMITS
+
+    def _taken(self, ending: int) -> float:
+        return (self.in_flight - ending) / self._concurrency
