@@ -9,7 +9,6 @@ import random
 import socket
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
-from dataclasses import asdict
 from datetime import timedelta
 from typing import Literal
 
@@ -306,7 +305,7 @@ async def _prune(database: Database, older_than: timedelta) -> None:
         with contextlib.suppress(DatabaseUnavailable):
             pruned = await retention.prune(database, older_than, pause_s=PRUNE_PAUSE_S)
             if pruned != retention.Pruned():
-                log.info("pruned", **asdict(pruned))
+                log.info("pruned", deliveries=pruned.deliveries, attempts=pruned.attempts, resends=pruned.resends)
         await asyncio.sleep(PRUNE_EVERY_S)
 
 

@@ -111,6 +111,38 @@ async def delete_webhook(database: Database, account_id: str, webhook_id: str) -
             raise InputError(f"account '{account_id}' has no webhook '{webhook_id}'") from None
 
 
+async def account_of(connection: Connection, webhook_id: str) -> str:
+    """Return the account of a webhook that an operator names by its id alone. Raises `InputError`."""
+    account_id: str | None = await connection.fetchval(
+        "select account_id from webhooks where id = $1 and deleted_at is null", webhook_id
+    )
+    if account_id is None:
+        raise InputError(
+            f"there is no webhook '{webhook_id}': 'vaultevents webhook list ACCOUNT' shows those there are"
+        )
+    return account_id
+
+
+async def switch_on(database: Database, webhook_id: str) -> StoredWebhook:
+    """Switch a webhook on for an operator, as its owner can (`amend_webhook`). Raises `InputError`."""
+    async with database.transaction() as connection:
+        await lock_registry(connection)
+        account_id = await account_of(connection, webhook_id)
+        return await amend_webhook(connection, account_id, webhook_id, {"active": True})
+
+
+async def pause(database: Database, webhook_id: str, pause_s: float | None) -> StoredWebhook:
+    """Pause a webhook for an operator (`pause_webhook`). Raises `InputError`, also for one that is off."""
+    async with database.transaction() as connection:
+        account_id = await account_of(connection, webhook_id)
+        if await pause_webhook(connection, webhook_id, pause_s) is None:
+            raise InputError(
+                f"the webhook '{webhook_id}' is off, so that nothing is sent: "
+                f"'vaultevents webhook enable {webhook_id}' switches it on"
+            )
+        return await find_webhook(connection, account_id, webhook_id)
+
+
 async def erase_webhook(connection: Connection, account_id: str, webhook_id: str) -> None:
     """Delete a webhook at once and erase its secret (D14). The registry must be locked.
 
