@@ -114,10 +114,12 @@ async def _delivered(
     return min(seen, COUNTED)
 
 
+# Ordered, so that the plan keeps to the indexes whatever the statistics say.
 _APART = """
 select s.state,
-    (select count(*) from (select from deliveries d where d.webhook_id = w.id and d.apart = s.state limit $4) few)
-        as number,
+    (select count(*) from (
+        select from deliveries d where d.webhook_id = w.id and d.apart = s.state order by d.id limit $4
+    ) few) as number,
     (select d.id from deliveries d where d.webhook_id = w.id and d.apart = s.state order by d.id limit 1)
         as oldest_id
 from webhooks w cross join unnest($3::text[]) as s (state)
@@ -126,13 +128,13 @@ where w.account_id = $1 and w.id = $2 and w.deleted_at is null
 
 _QUEUED = """
 select
-    (select count(*) from (select from queue q where q.webhook_id = w.id limit $3) few) as number,
+    (select count(*) from (select from queue q where q.webhook_id = w.id order by q.delivery_id limit $3) few) as number,
     (select q.delivery_id from queue q where q.webhook_id = w.id order by q.delivery_id limit 1) as oldest_id,
     w.active
 from webhooks w where w.account_id = $1 and w.id = $2 and w.deleted_at is null
 """
 
-_ALL = "select count(*) from (select from deliveries where webhook_id = $1 limit $2) few"
+_ALL = "select count(*) from (select from deliveries where webhook_id = $1 order by id limit $2) few"
 
 _SEEN_DELIVERED = """
 select count(*) from (
