@@ -308,7 +308,8 @@ with made as (
 insert into queue (delivery_id, event_seq, webhook_id, due_at) select id, event_seq, webhook_id, db_now() from due
 """
 READ = """
-select sum(seq_scan) filter (where relname <> 'attempts')::int as scans, sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::int as rows
+select sum(seq_scan) filter (where relname <> 'attempts')::int as scans,
+    sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::int as rows
 from pg_stat_xact_user_tables where schemaname = current_schema()
     and relname in ('events', 'deliveries', 'queue', 'attempts')
 """

@@ -118,7 +118,7 @@ async def account_of(connection: Connection, webhook_id: str) -> str:
     )
     if account_id is None:
         raise InputError(
-            f"there is no webhook '{webhook_id}': 'vaultevents webhook list ACCOUNT' shows those there are"
+            f"there is no webhook '{webhook_id}': 'vaultevents webhook list ACCOUNT' shows them"
         )
     return account_id
 
