@@ -117,9 +117,7 @@ async def account_of(connection: Connection, webhook_id: str) -> str:
         "select account_id from webhooks where id = $1 and deleted_at is null", webhook_id
     )
     if account_id is None:
-        raise InputError(
-            f"there is no webhook '{webhook_id}': 'vaultevents webhook list ACCOUNT' shows them"
-        )
+        raise InputError(f"there is no webhook '{webhook_id}': 'vaultevents webhook list ACCOUNT' shows them")
     return account_id
 
 
