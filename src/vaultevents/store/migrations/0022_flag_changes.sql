@@ -16,7 +16,7 @@ create table flag_changes (
 );
 create index flag_changes_of_webhook on flag_changes (webhook_id, id);
 
-grant select, insert (webhook_id, switched_on) on flag_changes to vaultevents_api;
+grant insert (webhook_id, switched_on) on flag_changes to vaultevents_api;
 alter table flag_changes enable row level security;
 create policy own_account on flag_changes to vaultevents_api
     using (exists (select from webhooks w where w.id = webhook_id));
