@@ -30,6 +30,7 @@ from vaultevents.core.errors import InputError
 from vaultevents.core.spans import Span
 from vaultevents.store import history, resends, retention
 from vaultevents.store.deliveries import settle
+from vaultevents.store.flag_changes import carry_out
 from vaultevents.store.ledger import Audit, audit
 from vaultevents.store.outbox import Lost, Outbox
 from vaultevents.store.pool import Database
@@ -119,6 +120,7 @@ async def test_what_a_deleted_webhook_left_goes_unless_it_is_in_flight(any_datab
     _, gone = await some_deliveries(any_database, 4)
     (flying,) = (await take(any_database, 1)).deliveries
     await delete_webhook(any_database, "acme", gone.id)
+    await carry_out(any_database)
     await shift_clock(any_database, LATER_S)
     before = await proof(any_database)
     assert await prune(any_database) == Pruned(3, 0, 0)
