@@ -23,6 +23,7 @@ from vaultevents.core.webhooks import Webhook
 from vaultevents.store import accounts, cursors, webhooks
 from vaultevents.store.deliveries import Claim, Delivery, Scarce, Settlement, claim, count_by_state, end_leases
 from vaultevents.store.embedded import ServerAddress
+from vaultevents.store.flag_changes import carry_out
 from vaultevents.store.ledger import audit
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 from vaultevents.store.pool import Connection, Database, open_database
@@ -153,7 +154,8 @@ async def some_deliveries(database: Database, number: int) -> tuple[Outbox, Subs
 async def take(
     database: Database, limit: int = 500, per_webhook: int = 10_000, after: str = "", scarce: Scarce | None = None
 ) -> Claim:
-    """What a dispatcher would get that looks now."""
+    """What a dispatcher would get that looks now, once pending deliveries follow the flags of their webhooks."""
+    await carry_out(database)
     await end_leases(database)
     return await claim(database, limit, uuid4(), LEASE_S, per_webhook, after, scarce)
 
@@ -184,6 +186,8 @@ async def values(database: Database, query: str, *arguments: object) -> list[Any
 
 
 async def states(database: Database) -> dict[str, int]:
+    """How many deliveries there are in each state, once the pending ones follow the flags of their webhooks."""
+    await carry_out(database)
     return {row["state"]: row["n"] for row in await rows(database, _BY_STATE)}
 
 

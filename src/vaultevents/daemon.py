@@ -9,7 +9,6 @@ import random
 import socket
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
-from dataclasses import asdict
 from datetime import timedelta
 from typing import Literal
 
@@ -47,6 +46,7 @@ from vaultevents.opening.sources import (
 from vaultevents.store import feed, mutations, retention
 from vaultevents.store.apikeys import KeyRing
 from vaultevents.store.clock import ServiceClock
+from vaultevents.store.flag_changes import follow_flags
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 from vaultevents.store.stalled import end_stalled
@@ -99,6 +99,8 @@ async def serve(
         clock = await service_clock(store.database)
         keepers.append(group.create_task(_keep_time(store.database, clock)))
         keepers.append(group.create_task(end_stalled(store.database)))
+        if {"watch", "dispatch"} & set(only):
+            keepers.append(group.create_task(follow_flags(store.database)))
         drained = asyncio.Event()
         observing = group.create_task(_observe(settings, store, clock, scraped, drained)) if scraped else None
         watching = group.create_task(_watch(settings, store, clock, on_advance)) if "watch" in only else None
@@ -305,7 +307,7 @@ async def _prune(database: Database, older_than: timedelta) -> None:
         with contextlib.suppress(DatabaseUnavailable):
             pruned = await retention.prune(database, older_than, pause_s=PRUNE_PAUSE_S)
             if pruned != retention.Pruned():
-                log.info("pruned", **asdict(pruned))
+                log.info("pruned", deliveries=pruned.deliveries, attempts=pruned.attempts, resends=pruned.resends)
         await asyncio.sleep(PRUNE_EVERY_S)
 
 

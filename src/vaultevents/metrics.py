@@ -130,6 +130,8 @@ class Stored:
     deliveries: Mapping[str, int]
     oldest_pending_s: float
     oldest_due_s: float
+    flag_changes: int
+    flag_change_age_s: float
     notices_waiting: int
     reports_pending: int
     events_orphaned: int
@@ -320,6 +322,16 @@ def _stored(stored: Stored) -> Iterator[Metric]:
         "vaultevents_oldest_due_seconds",
         "How long a first attempt has been due whose webhook is neither parked nor paused.",
         stored.oldest_due_s,
+    )
+    yield _gauge(
+        "vaultevents_flag_changes",
+        "Webhooks that were switched on or off or deleted and whose pending deliveries do not follow yet.",
+        stored.flag_changes,
+    )
+    yield _gauge(
+        "vaultevents_flag_change_age_seconds",
+        "Age of the oldest of these changes; 0 without.",
+        stored.flag_change_age_s,
     )
     yield _gauge("vaultevents_notices_waiting", "Notices that are not told or not posted yet.", stored.notices_waiting)
     yield _gauge(

@@ -18,6 +18,7 @@ from store_stories import (
     until_waiting,
 )
 from vaultevents.store.deliveries import settle
+from vaultevents.store.flag_changes import carry_out
 from vaultevents.store.pool import Database
 from vaultevents.store.webhooks import delete_webhook
 
@@ -47,18 +48,19 @@ async def test_a_parking_settle_and_a_delete_do_not_wait_for_each_other_for_ever
     await assert_ledger(any_database)
 
 
-async def test_a_settle_and_a_delete_take_rows_in_the_same_order(any_database: Database) -> None:
+async def test_a_settle_and_a_cancelling_batch_take_rows_in_the_same_order(any_database: Database) -> None:
     _, one = await some_deliveries(any_database, 2)
     claimed = (await take(any_database)).deliveries
     # now row 1 lies behind row 2, in the table and in its indexes
     await change(any_database, "update queue set due_at = due_at + interval '1 s' where delivery_id = 1")
+    await delete_webhook(any_database, "acme", one.id)
     async with holding(any_database, "select 1 from deliveries where id = 1 for update"):
         settling = asyncio.create_task(settle(any_database, [settlement(each) for each in claimed]))
         await until_waiting(any_database, 1)
-        deleting = asyncio.create_task(delete_webhook(any_database, "acme", one.id))
+        cancelling = asyncio.create_task(carry_out(any_database))
         await until_waiting(any_database, 2)
     assert (await settling).held == 2
-    await deleting
+    await cancelling
     assert await states(any_database) == {"delivered": 2}
     await assert_ledger(any_database)
 
@@ -78,23 +80,24 @@ async def test_a_parking_and_a_disabling_settle_do_not_wait_for_each_other_for_e
 
 
 @pytest.mark.parametrize("accepted", [True, False])
-async def test_a_settle_that_meets_a_delete_under_way_sees_it(any_database: Database, accepted: bool) -> None:
+async def test_a_settle_that_meets_a_cancelling_batch_under_way_sees_it(any_database: Database, accepted: bool) -> None:
     _, one = await some_deliveries(any_database, 1)
     (delivery,) = (await take(any_database)).deliveries
     attempt = settlement(delivery) if accepted else settlement(delivery, "scheduled", 500, after_s=5.0)
-    async with holding(any_database, "lock table webhook_revisions in exclusive mode"):
-        deleting = asyncio.create_task(delete_webhook(any_database, "acme", one.id))
+    await delete_webhook(any_database, "acme", one.id)
+    async with holding(any_database, "lock table flag_changes in share mode"):
+        cancelling = asyncio.create_task(carry_out(any_database))
         await until_waiting(any_database, 1)
         settling = asyncio.create_task(settle(any_database, [attempt]))
         await until_waiting(any_database, 2)
-    await deleting
+    await cancelling
     assert (await settling).held == 1
     assert await states(any_database) == {"delivered" if accepted else "cancelled": 1}
     await assert_ledger(any_database)
 
 
 @pytest.mark.parametrize("accepted", [True, False])
-async def test_a_delete_that_meets_a_settle_under_way_sees_it(any_database: Database, accepted: bool) -> None:
+async def test_a_cancelling_batch_that_meets_a_settle_under_way_sees_it(any_database: Database, accepted: bool) -> None:
     _, one = await some_deliveries(any_database, 1)
     (delivery,) = (await take(any_database)).deliveries
     await change(
@@ -104,12 +107,13 @@ async def test_a_delete_that_meets_a_settle_under_way_sees_it(any_database: Data
         " create trigger t before insert on attempts for each row execute function hold()",
     )
     attempt = settlement(delivery) if accepted else settlement(delivery, "scheduled", 500, after_s=5.0)
+    await delete_webhook(any_database, "acme", one.id)
     async with holding(any_database, "select 1 from accounts for update"):
         settling = asyncio.create_task(settle(any_database, [attempt]))
         await until_waiting(any_database, 1)
-        deleting = asyncio.create_task(delete_webhook(any_database, "acme", one.id))
+        cancelling = asyncio.create_task(carry_out(any_database))
         await until_waiting(any_database, 2)
     assert (await settling).held == 1
-    await deleting
+    await cancelling
     assert await states(any_database) == {"delivered" if accepted else "cancelled": 1}
     await assert_ledger(any_database)

@@ -264,6 +264,28 @@ async def test_a_foreign_environment_does_not_leak_in(directory: Path) -> None:
         assert await ask(user.dsn(), "show timezone") == "UTC"
 
 
+async def test_the_supervisor_and_the_server_have_no_secret_in_their_environment(directory: Path) -> None:
+    secrets = {"VAULTEVENTS_MASTER_KEY": "11" * 32, "VAULTEVENTS_OPERATOR_SECRET": "whsec_x", "AWS_SECRET": "y"}
+    with User(directory, env={**os.environ, **secrets}) as user:
+        assert await ask(user.dsn(), "select 1") == 1
+        ours = {*user_environment(user.process.pid)}
+        seen = [user_environment(process.pid) for process in (supervisor(directory), postmaster(directory))]
+    assert secrets.keys() <= ours, "what is looked for can be found"
+    for names in seen:
+        assert "PATH" in names
+        others = {name for name in names if not name.startswith(("LC_", "PG"))} - ALLOWED
+        assert not others
+
+
+ALLOWED = {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
+
+
+def user_environment(pid: int) -> set[str]:
+    """The names in the environment of a process, as whoever runs as the same user can read them."""
+    parts = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return {part.split(b"=", 1)[0].decode() for part in parts if part}
+
+
 async def test_a_module_of_the_working_directory_does_not_leak_in(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "subprocess.py").write_text("raise SystemExit('planted')")
     with EmbeddedPostgres(directory, durable=False) as address:

@@ -285,3 +285,46 @@ async def test_the_place_of_an_event_that_came_back_after_a_reorganisation_is_kn
         await connection.execute("update events set near_head = true, committed_xid = pg_current_xact_id()")
     await calm(any_database)
     assert await ids(any_database, event.position) == ["e1"]
+
+
+async def test_a_page_since_near_the_end_does_not_read_what_lies_before(database: Database) -> None:
+    """By the server's counts of rows, for a table that has never been analysed and for one that has."""
+    await account(database)
+    async with database.transaction() as connection:
+        await connection.execute(
+            "insert into events (account_id, id, vault_id, event_type, created_at_ms, encoding, body, quiet,"
+            " filter_revision) select 'acme', 'e' || n, 'v1', 'funding_received', n, 1, '{}', false, 0"
+            " from generate_series(1, 30000) n"
+        )
+    await calm(database)
+    for _ in range(2):
+        for first, until_ms in ((29_900, None), (10, 111)):
+            async with database.of_account("acme") as connection:
+                before = await connection.fetchval(READ)
+                found = await feed.page(connection, "acme", 50, None, first, until_ms)
+                after = await connection.fetchval(READ)
+            assert [event.id for event in found] == [f"e{number}" for number in range(first, first + 50)]
+            assert after - before < 2_000
+        async with database.statement() as connection:
+            await connection.execute("vacuum analyze events")
+
+
+async def test_a_page_since_long_ago_has_the_order_of_commits(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "RECENT", 3)
+    await account(database)
+    await written(database, 5, 9, 2, 7, 1, 8)
+    for recent in (3, 100):
+        monkeypatch.setattr(feed, "RECENT", recent)
+        assert await ids(database, since_ms=2) == ["e5", "e9", "e2", "e7", "e8"]
+        assert await ids(database, since_ms=2, until_ms=9) == ["e5", "e2", "e7", "e8"]
+        assert await ids(database, since_ms=9) == ["e9"]
+        after = (await page(database))[1].position
+        assert await ids(database, after, since_ms=2) == ["e2", "e7", "e8"]
+
+
+READ = """
+select sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::int from pg_stat_xact_user_tables
+where schemaname = current_schema() and relname = 'events'
+"""

@@ -17,6 +17,7 @@ from store_stories import (
     account,
     address,
     assert_ledger,
+    change,
     commit,
     funding,
     settlement,
@@ -292,3 +293,46 @@ async def test_an_account_reads_the_vaults_that_it_has_now(any_database: Databas
         ("v-a", address("v-a"), None, 30),
         ("v-b", address("v-b"), address("q"), 7),
     ]
+
+
+DEEP = """
+with made as (
+    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, quiet,
+        filter_revision)
+    select 'acme', 'deep' || n, 'v1', 'funding_received', n, n, 1, '', false, 1 from generate_series(1, $2::integer) n
+    returning seq
+), due as (
+    insert into deliveries (event_seq, webhook_id, state) select seq, $1, 'scheduled' from made order by seq
+    returning id, event_seq, webhook_id
+)
+insert into queue (delivery_id, event_seq, webhook_id, due_at) select id, event_seq, webhook_id, db_now() from due
+"""
+READ = """
+select sum(seq_scan) filter (where relname <> 'attempts')::int as scans,
+    sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::int as rows
+from pg_stat_xact_user_tables where schemaname = current_schema()
+    and relname in ('events', 'deliveries', 'queue', 'attempts')
+"""
+
+
+async def test_health_costs_the_same_before_a_deep_queue(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind 10,000 pending deliveries it still finds the last success; no number above the limit is exact."""
+    monkeypatch.setattr(history, "COUNTED", 500)
+    monkeypatch.setattr(history, "LOOKED_AT", 100)
+    _, made = await some_deliveries(database, 3)
+    for delivery in (await take(database)).deliveries:
+        await settle(database, [settlement(delivery)])
+    await change(database, DEEP, made.id, 10_000)
+    async with database.statement() as connection:
+        await connection.execute("vacuum analyze deliveries, queue, events")
+    for active in (True, False):
+        await change(database, "update webhooks set active = $1", active)
+        async with database.transaction() as connection:
+            before = await connection.fetchrow(READ)
+            found = await history.health(connection, "acme", made.id)
+            after = await connection.fetchrow(READ)
+        pending = {"scheduled": 500, "parked": 0} if active else {"scheduled": 0, "parked": 500}
+        assert found.deliveries == {"delivered": 3, "exhausted": 0, "cancelled": 0, "withdrawn": 0, **pending}
+        assert found.last_success_at is not None
+        assert after["rows"] - before["rows"] < 4_000
+        assert after["scans"] == before["scans"], "no table is read as a whole"

@@ -62,6 +62,7 @@ BROKEN = {
     "pending for an orphaned event": ["update events set orphaned_at = db_now()"],
     "withdrawn, but its event is not orphaned": [f"update deliveries set state = 'withdrawn', {FINISHED} {ONE}"],
     "due for a webhook that is off": ["update webhooks set active = false"],
+    "parked for a webhook that is on": [f"update deliveries set state = 'parked' {ONE}"],
 }
 
 

@@ -56,6 +56,8 @@ FULL = Stored(
     deliveries={"scheduled": 3},
     oldest_pending_s=2.0,
     oldest_due_s=1.0,
+    flag_changes=2,
+    flag_change_age_s=0.5,
     notices_waiting=1,
     reports_pending=1,
     events_orphaned=2,
@@ -312,7 +314,10 @@ async def test_scrapes_within_some_seconds_ask_the_database_once(
         assert await pending() == 4
 
 
-async def test_without_a_database_the_process_is_not_healthy_and_tells_no_old_gauge(database: Database) -> None:
+async def test_without_a_database_the_process_is_not_healthy_and_tells_no_old_gauge(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scraping, "PROBED_FOR_S", 0.0)
     async with scraped(database) as session:
         async with session.get("/healthz") as answer:
             assert (answer.status, await answer.read()) == (200, b"")

@@ -54,6 +54,7 @@ from vaultevents.store import resends, webhooks
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.cursors import lock_registry
 from vaultevents.store.deliveries import settle
+from vaultevents.store.flag_changes import carry_out
 from vaultevents.store.pool import Database
 
 pytestmark = pytest.mark.integration
@@ -366,6 +367,7 @@ async def test_with_its_webhook_goes_what_still_waits(database: Database, receiv
     event_id = await settled(database, "exhausted", 500)
     await resend(database, made, event_id)
     await webhooks.delete_webhook(database, "acme", made.id)
+    await carry_out(database)
     assert await values(database, "select count(*)::int from resends") == [0]
     async with resending(database, receivers.ca_path):
         await asyncio.sleep(0.1)

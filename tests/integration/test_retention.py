@@ -11,6 +11,7 @@ import pytest
 from store_stories import (
     Subscription,
     assert_ledger,
+    change,
     commit,
     events_of,
     funding,
@@ -29,6 +30,7 @@ from vaultevents.core.errors import InputError
 from vaultevents.core.spans import Span
 from vaultevents.store import history, resends, retention
 from vaultevents.store.deliveries import settle
+from vaultevents.store.flag_changes import carry_out
 from vaultevents.store.ledger import Audit, audit
 from vaultevents.store.outbox import Lost, Outbox
 from vaultevents.store.pool import Database
@@ -118,6 +120,7 @@ async def test_what_a_deleted_webhook_left_goes_unless_it_is_in_flight(any_datab
     _, gone = await some_deliveries(any_database, 4)
     (flying,) = (await take(any_database, 1)).deliveries
     await delete_webhook(any_database, "acme", gone.id)
+    await carry_out(any_database)
     await shift_clock(any_database, LATER_S)
     before = await proof(any_database)
     assert await prune(any_database) == Pruned(3, 0, 0)
@@ -321,3 +324,42 @@ async def test_what_was_resent_of_late_is_kept_and_goes_with_its_resends(databas
         {"first": 1, "next": 3}
     ]
     await assert_ledger(database)
+
+
+async def test_a_dry_run_over_many_is_estimated_from_samples(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first third is delivered long ago, the rest is exhausted: the estimate is right within a twentieth."""
+    monkeypatch.setattr(retention, "SAMPLES", 50)
+    monkeypatch.setattr(retention, "SAMPLED_AT_ONCE", 10)
+    _, made = await some_deliveries(database, 1)
+    await change(database, MANY, made.id, 9_000)
+    await change(
+        database,
+        "insert into attempts (delivery_id, number, started_at, duration_ms, excerpt, status)"
+        " select id, 1, db_now(), 5, '', 200 from deliveries where state = 'delivered'",
+    )
+    await shift_clock(database, LATER_S)
+    steps: list[tuple[int, int]] = []
+    found = await retention.prune(
+        database, MONTH, pause_s=0, dry_run=True, progress=lambda looked_at, of: steps.append((looked_at, of))
+    )
+    assert found.estimated
+    assert found.deliveries == pytest.approx(3_000, rel=0.05)
+    assert found.attempts == found.deliveries
+    assert steps[-1] == (50, 50)
+    exact = await prune(database, looked_at=1_000)
+    assert (exact.deliveries, exact.estimated) == (3_000, False)
+
+
+MANY = """
+with made as (
+    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, quiet,
+        filter_revision)
+    select 'acme', 'many' || n, 'v1', 'funding_received', n, n, 1, '', true, 1 from generate_series(1, $2::integer) n
+    returning seq
+)
+insert into deliveries (event_seq, webhook_id, state, finished_at)
+select seq, $1, case when row_number() over (order by seq) <= $2 / 3 then 'delivered' else 'exhausted' end, db_now()
+from made order by seq
+"""

@@ -10,13 +10,10 @@ from starlette.responses import Response
 from vaultevents.api import models
 from vaultevents.api.handlers import JSON, STEP_UP, Desk, caller_of
 from vaultevents.api.problems import Invalid, Problem, validation_failed
-from vaultevents.core.events import TEST_TYPE, encode_test
+from vaultevents.core.events import TEST_TYPE
 from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
-from vaultevents.store import accounts, customers, resends
-
-NO_VAULT = "none"
-"""The vault of a test, where an account has none: it reads like an id all the same."""
+from vaultevents.store import customers, resends
 
 
 def add_actions(app: FastAPI, desk: Desk) -> None:
@@ -78,11 +75,8 @@ def _add_test(app: FastAPI, desk: Desk) -> None:
         account_id = caller.key.account_id
         async with desk.acting(caller) as connection:
             webhook = (await customers.find(connection, account_id, webhook_id)).webhook
-            known = webhook.vault_ids or [one.id for one in await accounts.vaults_of(connection, account_id)]
-            test_id, envelope = encode_test(
-                account_id, next(iter(known), NO_VAULT), webhook_id, secrets.token_hex(8), int(desk.now_s() * 1000)
-            )
-            await resends.request_test(connection, account_id, webhook_id, test_id, envelope)
+            now_ms = int(desk.now_s() * 1000)
+            test_id = await resends.request_new_test(connection, webhook, secrets.token_hex(8), now_ms)
         return _accepted(models.TestAsked(id=test_id, event_type=TEST_TYPE))
 
 

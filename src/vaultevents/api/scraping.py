@@ -1,4 +1,8 @@
-"""What an operator's monitoring asks, on a listener of its own: `/metrics`, and `/healthz` without content (T20)."""
+"""Serve an operator's monitoring on a listener of its own: `/metrics`, and `/healthz` without content (T20).
+
+A process is healthy while the database can be written to, so that it turns unhealthy within 5 s of a full disk, a
+database that is gone, or one that only reads.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,16 @@ from vaultevents import metrics
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
 from vaultevents.metrics import Stored
 from vaultevents.store import gauges
+from vaultevents.store.health import write_probe
 from vaultevents.store.pool import Database
 
 FRESH_S: Final = 5.0
 """Scrapes within this time share what was read of the database."""
 
-ANSWERS_WITHIN_S: Final = 5.0
+PROBED_FOR_S: Final = 1.0
+"""Questions for the health within this time share one write."""
+
+ANSWERS_WITHIN_S: Final = 4.0
 """A database that is slower counts as away: monitoring does not wait longer."""
 
 T = TypeVar("T")
@@ -30,13 +38,13 @@ T = TypeVar("T")
 
 def build(database: Database) -> ASGIApp:
     """The application of one process."""
-    board = _Board(database)
+    board, probe = _Board(database), _Probe(database)
 
     async def metrics_page(_: Request) -> Response:
         return Response(metrics.text(await board.stored()), headers={"content-type": metrics.CONTENT_TYPE})
 
     async def health(_: Request) -> Response:
-        return Response(status_code=503 if await _in_time(database.now()) is None else 200)
+        return Response(status_code=200 if await probe.writable() else 503)
 
     return Starlette(routes=[Route("/metrics", metrics_page), Route("/healthz", health)])
 
@@ -66,3 +74,24 @@ class _Board:
                 self._stored = await _in_time(gauges.read(self._database))
                 self._read_at_s = time.monotonic()
             return self._stored
+
+
+class _Probe:
+    """Whether the database can be written to, tried by one request at a time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._trying = asyncio.Lock()
+        self._writable = False
+        self._tried_at_s = -PROBED_FOR_S
+
+    async def writable(self) -> bool:
+        async with self._trying:
+            if time.monotonic() - self._tried_at_s >= PROBED_FOR_S:
+                self._writable = await _in_time(self._write()) is not None
+                self._tried_at_s = time.monotonic()
+            return self._writable
+
+    async def _write(self) -> bool:
+        await write_probe(self._database)
+        return True

@@ -55,11 +55,25 @@ def one_of(allowed: Sequence[str], value: str, option: str) -> None:
 
 def overlap_of(text: str, *, most_days: int) -> int:
     """The seconds of an `--overlap` such as 24h, or 0. Raises `InputError` for anything else, or longer."""
+    seconds = 0 if text == "0" else _seconds(text)
+    if seconds is None or seconds > most_days * DAY_S:
+        raise InputError(f"--overlap '{text}' is not a time: write 0, or 1s to {most_days}d, as in 24h")
+    return seconds
+
+
+def duration_of(text: str, option: str, *, most_days: int) -> int:
+    """Return the seconds of a time such as 30m or 24h. Raises `InputError` for anything else, or longer."""
+    seconds = _seconds(text)
+    if seconds is None or seconds > most_days * DAY_S:
+        raise InputError(f"{option} '{text}' is not a time: write 1s to {most_days}d, as in 2h")
+    return seconds
+
+
+def _seconds(text: str) -> int | None:
     with suppress(ConfigError, ValueError):
-        (seconds,) = (0,) if text == "0" else parse_schedule(text)
-        if seconds <= most_days * DAY_S:
-            return seconds
-    raise InputError(f"--overlap '{text}' is not a time: write 0, or 1s to {most_days}d, as in 24h")
+        (seconds,) = parse_schedule(text)
+        return seconds
+    return None
 
 
 def complete(work: Coroutine[Any, Any, T]) -> T:

@@ -196,6 +196,11 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     say(f"deliveries  {', '.join(f'{n} {state}' for state, n in sorted(facts.deliveries.items())) or 'none'}")
     if facts.oldest_pending_s is not None:
         say(f"            the oldest one that is not delivered yet has waited {facts.oldest_pending_s:.0f} s")
+    if facts.flag_changes:
+        say(
+            f"            those of {facts.flag_changes} webhooks are being parked, resumed or cancelled, "
+            f"for {facts.oldest_flag_change_s or 0.0:.0f} s now"
+        )
     put_table(
         ("stream", "kind", "position", "until", "behind", "moved"),
         [

@@ -34,7 +34,9 @@ def prune(
             metavar="DAYS",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and remove nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count, or estimate where there are many, and remove nothing.")
+    ] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -47,10 +49,14 @@ def prune(
     age = timedelta(days=settings.retention.keep_days or KEPT_DAYS) if older_than is None else _age(older_than)
     pruned = complete(_pruned(settings, age, dry_run=dry_run))
     if as_json:
-        put_json({"dry_run": dry_run, **asdict(pruned)})
+        numbers = asdict(pruned)
+        if not dry_run:
+            del numbers["estimated"]
+        put_json({"dry_run": dry_run, **numbers})
     else:
         counts = f"{pruned.deliveries} deliveries, {pruned.attempts} attempts, {pruned.resends} resends"
-        say(f"{'would remove' if dry_run else 'removed'} {counts}")
+        verb = "removed" if not dry_run else "would remove about" if pruned.estimated else "would remove"
+        say(f"{verb} {counts}{' (estimated from samples)' if pruned.estimated else ''}")
 
 
 def _age(text: str) -> timedelta:

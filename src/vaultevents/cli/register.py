@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
-from datetime import datetime
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 import typer
@@ -14,6 +17,7 @@ from vaultevents.cli.console import (
     ConfigOption,
     JsonOption,
     complete,
+    duration_of,
     overlap_of,
     put_json,
     put_table,
@@ -30,11 +34,13 @@ from vaultevents.core.webhooks import Webhook, check_event_types, check_url
 from vaultevents.opening.database import Store, open_store
 from vaultevents.opening.delivery import url_rules
 from vaultevents.opening.sources import open_chain
-from vaultevents.store import accounts, webhooks
+from vaultevents.store import accounts, resends, webhooks
 
 account = typer.Typer(help="Add and list accounts, which own vaults and webhooks.", no_args_is_help=True)
 vault = typer.Typer(help="Add, list and remove the staking vaults that are watched.", no_args_is_help=True)
-webhook = typer.Typer(help="Add, list and remove the URLs to which events are delivered.", no_args_is_help=True)
+webhook = typer.Typer(
+    help="Add, list, pause, enable, test and remove the URLs to which events are delivered.", no_args_is_help=True
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -48,6 +54,7 @@ VaultArgument = Annotated[str, typer.Argument(help="The vault's id: letters, dig
 WebhookArgument = Annotated[
     str, typer.Argument(help="The webhook's id, as 'webhook list' shows it.", metavar="WEBHOOK")
 ]
+ASK_EVERY_S = 0.2
 MAX_BLOCK = 2**63 - 1
 """What a database column holds."""
 
@@ -287,7 +294,7 @@ def webhook_list(account_id: AccountArgument, config: ConfigOption = None, as_js
 
     found = complete(work())
     if as_json:
-        put_json({"webhooks": [{**_webhook_json(one.webhook), "createdAt": one.created_at} for one in found]})
+        put_json({"webhooks": [{**_state_json(one), "createdAt": one.created_at} for one in found]})
         return
     rows = [
         (
@@ -295,11 +302,11 @@ def webhook_list(account_id: AccountArgument, config: ConfigOption = None, as_js
             one.webhook.url,
             "all" if one.webhook.event_types is None else ", ".join(one.webhook.event_types),
             "all" if one.webhook.vault_ids is None else ", ".join(one.webhook.vault_ids),
-            "yes" if one.webhook.active else f"no ({one.disabled_reason or 'switched off'})",
+            _state(one),
         )
         for one in found
     ]
-    put_table(("id", "url", "event types", "vaults", "active"), rows, "no webhooks yet: 'vaultevents webhook add'")
+    put_table(("id", "url", "event types", "vaults", "state"), rows, "no webhooks yet: 'vaultevents webhook add'")
 
 
 @webhook.command("remove")
@@ -362,6 +369,126 @@ def webhook_rotate_secret(
         former = f"valid until {until.isoformat(timespec='seconds')}" if overlap_s else "not valid any longer"
         say(f"Webhook {webhook_id} has a new secret; the former one is {former}. The new one is shown only now:")
         say(secret.reveal())
+
+
+@webhook.command("enable")
+def webhook_enable(webhook_id: WebhookArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Switch a webhook on, also one that was switched off after failures, or end its pause.
+
+    Its failures are forgotten, and what was kept for it is sent by the running service. Events that fired while it was
+    off are sent only by the API's 'recover'.
+    """
+    settings = settings_of(config)
+
+    async def work() -> webhooks.StoredWebhook:
+        async with open_store(settings) as store:
+            return await webhooks.switch_on(store.database, webhook_id)
+
+    _say_state(complete(work()), as_json=as_json)
+
+
+@webhook.command("pause")
+def webhook_pause(
+    webhook_id: WebhookArgument,
+    lasting: Annotated[
+        str | None,
+        typer.Option(
+            "--for", help="How long, such as 30m or 2h, 30d at most (default: until 'enable').", metavar="TIME"
+        ),
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send nothing to a webhook for a time, or until 'enable'.
+
+    Events are kept for it, and sent afterwards. Its owner can end the pause, too (PATCH {"active": true}).
+    """
+    settings = settings_of(config)
+    pause_s = None if lasting is None else duration_of(lasting, "--for", most_days=30)
+
+    async def work() -> webhooks.StoredWebhook:
+        async with open_store(settings) as store:
+            return await webhooks.pause(store.database, webhook_id, pause_s)
+
+    _say_state(complete(work()), as_json=as_json)
+
+
+def _say_state(stored: webhooks.StoredWebhook, *, as_json: bool) -> None:
+    """Say whether a webhook is on, off or paused."""
+    shown = stored.webhook
+    if as_json:
+        put_json(_state_json(stored))
+    else:
+        say(f"Webhook {shown.id} of account {shown.account_id} is {_state(stored)}.")
+
+
+def _state_json(stored: webhooks.StoredWebhook) -> dict[str, object]:
+    reason, until = stored.disabled_reason, stored.parked_until
+    return {**_webhook_json(stored.webhook), "disabledReason": reason, "pausedUntil": until}
+
+
+def _state(stored: webhooks.StoredWebhook) -> str:
+    if not stored.webhook.active:
+        return f"off ({stored.disabled_reason or 'switched off'})"
+    if stored.parked_until is None or stored.parked_until < datetime.now(UTC):
+        return "on"
+    if stored.parked_until == webhooks.UNTIL_ENABLED:
+        return "paused until 'enable'"
+    return f"paused until {stored.parked_until.isoformat(timespec='seconds')}"
+
+
+@webhook.command("test")
+def webhook_test(
+    webhook_id: WebhookArgument,
+    wait_s: Annotated[
+        float, typer.Option("--wait", help="Seconds to wait for the answer.", min=0, max=300, metavar="SECONDS")
+    ] = 20.0,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send something that is no event to a webhook, and show what its receiver answers.
+
+    The running service sends it, once, also to a webhook that is off. Exit code 1 when it was not accepted.
+    """
+    settings = settings_of(config)
+
+    async def work() -> tuple[str, resends.TestResult | None]:
+        async with open_store(settings) as store:
+            now_ms = int((await store.database.now()).timestamp() * 1000)
+            async with store.database.transaction() as connection:
+                account_id = await webhooks.account_of(connection, webhook_id)
+                found = await webhooks.find_webhook(connection, account_id, webhook_id)
+                test_id = await resends.request_new_test(connection, found.webhook, secrets.token_hex(8), now_ms)
+            return test_id, await _answer(store, webhook_id, test_id, wait_s)
+
+    test_id, result = complete(work())
+    accepted = result is not None and result.accepted
+    if as_json:
+        answer = None if result is None else asdict(result)
+        put_json({"id": test_id, "webhookId": webhook_id, "accepted": accepted, "answer": answer})
+    elif result is None:
+        say(
+            f"Asked for {test_id}, and it was not sent within {wait_s:g} s: see that 'vaultevents run' runs with the "
+            f"role dispatch and that the webhook is not paused. Its receiver will see this id."
+        )
+    else:
+        said = f": {result.excerpt}" if result.excerpt else ""
+        outcome = f"status {result.status}{said}" if result.error is None else f"error {result.error}"
+        say(f"Sent {test_id} in {result.duration_ms} ms: {'accepted' if accepted else 'not accepted'}, {outcome}")
+    if not accepted:
+        raise typer.Exit(1)
+
+
+async def _answer(store: Store, webhook_id: str, test_id: str, wait_s: float) -> resends.TestResult | None:
+    """Wait for what comes of a test; None when nothing has in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            while True:
+                async with store.database.statement() as connection:
+                    if (result := await resends.test_result(connection, webhook_id, test_id)) is not None:
+                        return result
+                await asyncio.sleep(ASK_EVERY_S)
+    return None
 
 
 def _webhook_json(one: Webhook) -> dict[str, object]:

@@ -46,6 +46,17 @@ class Postmaster(NamedTuple):
     ready: bool
 
 
+def server_environment() -> dict[str, str]:
+    """Return what the supervisor and postgres may see of this process's environment: no secret of the service.
+
+    Anybody who runs as the same user can read the environment of a process, for as long as it lives.
+    """
+    return {name: value for name, value in os.environ.items() if name in _PASSED_ON or name.startswith("LC_")}
+
+
+_PASSED_ON = {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
+
+
 def data_directory(directory: Path) -> Path:
     return directory / "data"
 

@@ -15,20 +15,17 @@ from vaultevents.core.errors import VaulteventsError
 from vaultevents.core.sealing import MasterKey, Secret, open_sealed, seal
 from vaultevents.core.webhooks import Webhook
 from vaultevents.store.mutations import Change
-from vaultevents.store.notices import Notice, record
 from vaultevents.store.pool import Connection
 from vaultevents.store.rotation import answer_aad
 from vaultevents.store.webhooks import (
     OVERLAP_S,
     StoredWebhook,
-    WebhookUnknown,
+    amend_webhook,
     erase_webhook,
+    find_webhook,
     insert_webhook,
-    park_pending,
-    record_revision,
     replace_secret,
     require_vaults,
-    resume_parked,
     stored_webhook,
 )
 
@@ -50,13 +47,8 @@ class Idempotency:
 
 
 async def find(connection: Connection, account_id: str, webhook_id: str) -> StoredWebhook:
-    """Raises `WebhookUnknown`."""
-    row = await connection.fetchrow(
-        "select * from webhooks where account_id = $1 and id = $2 and deleted_at is null", account_id, webhook_id
-    )
-    if row is None:
-        raise WebhookUnknown
-    return stored_webhook(row)
+    """Return a webhook of the account. Raises `WebhookUnknown`."""
+    return await find_webhook(connection, account_id, webhook_id)
 
 
 async def page(
@@ -131,41 +123,8 @@ async def keep_answer(
 
 
 async def amend(change: Change, webhook_id: str, fields: dict[str, Any]) -> StoredWebhook:
-    """Changes `url`, `event_types`, `vault_ids` or `active`, whichever `fields` names. Raises `WebhookUnknown`.
-
-    A new `url` holds for pending deliveries, a narrowed filter recalls none. `active: false` parks what is pending;
-    `true` resumes it, due at once, and forgives what disabled or parked the webhook, also one that is on (A5, D9).
-    """
-    connection, account_id = change.connection, change.account_id
-    old = await find(connection, account_id, webhook_id)
-    new = {
-        "url": old.webhook.url,
-        "event_types": old.webhook.event_types,
-        "vault_ids": old.webhook.vault_ids,
-        "active": old.webhook.active,
-        **fields,
-    }
-    if fields.get("active"):
-        await resume_parked(connection, webhook_id)
-    if all(getattr(old.webhook, name) == value for name, value in new.items()):
-        return await find(connection, account_id, webhook_id)
-    await connection.execute(
-        "update webhooks set url = $3, event_types = $4, vault_ids = $5, active = $6,"
-        " disabled_reason = case when $6 then null else disabled_reason end"
-        " where account_id = $1 and id = $2 and deleted_at is null",
-        account_id,
-        webhook_id,
-        new["url"],
-        new["event_types"],
-        new["vault_ids"],
-        new["active"],
-    )
-    if old.webhook.active and not new["active"]:
-        await park_pending(connection, webhook_id)
-    if new["active"] and not old.webhook.active:
-        await record(connection, [Notice("webhook_enabled", webhook_id)])
-    await record_revision(connection, webhook_id)
-    return await find(connection, account_id, webhook_id)
+    """Change a webhook as `amend_webhook` does. Raises `WebhookUnknown`."""
+    return await amend_webhook(change.connection, change.account_id, webhook_id, fields)
 
 
 async def delete(change: Change, webhook_id: str) -> None:

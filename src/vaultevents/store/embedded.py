@@ -218,6 +218,7 @@ def _launch_supervisor(directory: Path, install: Path, durable: bool, give_up_at
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
+            env=cluster.server_environment(),
             start_new_session=True,
         ) as process,
     ):

@@ -15,6 +15,9 @@ from vaultevents.store.pool import Connection, Database
 from vaultevents.store.sessions import allow
 
 MEND_WITHIN_S: Final = 3600.0
+MAX_MS: Final = 2**63 - 1
+RECENT: Final = 20_000
+"""How many events are looked for by their time before the order of commits is followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,38 +59,57 @@ async def page(
     Quiet events are among them, orphaned ones are not (C1). Raises `CursorUnknown` for a position of another epoch, or
     one whose event this server does not have: it is, or was made from, an older copy of the database.
     """
-    place = await connection.fetchrow(
-        _PLACE, account_id, str(after.xid) if after else "0", after.seq if after else None
-    )
+    place = await connection.fetchrow(_PLACE, account_id, after.xid if after else 0, after.seq if after else None)
     if after is not None and (after.epoch != place["epoch"] or not place["reached"]):
         raise CursorUnknown
-    rows = await connection.fetch(
-        _PAGE,
-        account_id,
-        limit,
-        str(after.xid) if after else "0",
-        after.seq if after else 0,
-        since_ms,
-        until_ms,
-    )
-    return [
-        FeedEvent(row["id"], row["body"], FeedPosition(place["epoch"], int(row["xid"]), row["seq"])) for row in rows
-    ]
+    place_of_page = (account_id, limit, after.xid if after else 0, after.seq if after else 0, place["horizon"])
+    rows = None
+    if since_ms is not None:
+        end_ms = MAX_MS if until_ms is None else until_ms
+        found = await connection.fetch(_RECENT, *place_of_page, since_ms, end_ms, RECENT)
+        rows = None if found and found[0]["more"] else found
+    if rows is None:
+        rows = await connection.fetch(_IN_ORDER, *place_of_page, since_ms, until_ms)
+    return [FeedEvent(row["id"], row["body"], FeedPosition(place["epoch"], row["xid"], row["seq"])) for row in rows]
 
 
-# An event that came back after a reorganisation has moved on to a later transaction.
+# An event that came back after a reorganisation has moved on to a later transaction. The horizon may be older than the
+# page: then the newest events wait for the next one.
 _PLACE = """
-select epoch, $2::text::xid8 < pg_snapshot_xmax(pg_current_snapshot()) and ($3::bigint is null or exists (
-    select from events where account_id = $1 and seq = $3
-        and (committed_xid = $2::text::xid8 or (near_head and committed_xid > $2::text::xid8))
-)) as reached from feed
+select epoch, pg_snapshot_xmin(pg_current_snapshot()) as horizon,
+    $2 < pg_snapshot_xmax(pg_current_snapshot()) and ($3::bigint is null or exists (
+        select from events where account_id = $1 and seq = $3
+            and (committed_xid = $2 or (near_head and committed_xid > $2))
+    )) as reached
+from feed
 """
-_PAGE = """
-select id, body, committed_xid::text as xid, seq from events
-where account_id = $1 and (committed_xid, seq) > ($3::text::xid8, $4) and orphaned_at is null
-    and committed_xid < pg_snapshot_xmin(pg_current_snapshot())
-    and ($5::bigint is null or created_at_ms >= $5) and ($6::bigint is null or created_at_ms < $6)
+
+_IN_ORDER = """
+select id, body, committed_xid as xid, seq from events
+where account_id = $1 and (committed_xid, seq) > ($3, $4) and committed_xid < $5 and orphaned_at is null
+    and ($6::bigint is null or created_at_ms >= $6) and ($7::bigint is null or created_at_ms < $7)
 order by committed_xid, seq limit $2
+"""
+
+# From a `since` near the end there are few events, and the order of commits has all the others before them: so they are
+# found by their time, `RECENT` at most. Where there are more, one row says so.
+_RECENT = """
+with recent as materialized (
+    select seq, committed_xid, orphaned_at from events
+    where account_id = $1 and created_at_ms >= $6 and created_at_ms < $7
+    order by created_at_ms limit $8::bigint + 1
+), few as materialized (
+    select count(*) <= $8 as are_few from recent
+), page as materialized (
+    select seq, committed_xid from recent
+    where (select are_few from few) and (committed_xid, seq) > ($3, $4) and committed_xid < $5 and orphaned_at is null
+    order by committed_xid, seq limit $2
+)
+select false as more, e.id, e.body, page.committed_xid as xid, page.seq
+from page cross join lateral (select id, body from events where seq = page.seq and account_id = $1 offset 0) e
+union all
+select true, null, null, null, null from few where not are_few
+order by xid, seq
 """
 
 

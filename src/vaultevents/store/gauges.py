@@ -82,8 +82,10 @@ select
     coalesce((
         select extract(epoch from db_now() - min(d.created_at)) from webhooks w cross join lateral (
             select q.delivery_id from queue q where q.webhook_id = w.id order by q.delivery_id limit 1
-        ) oldest join deliveries d on d.id = oldest.delivery_id
+        ) oldest join deliveries d on d.id = oldest.delivery_id where w.deleted_at is null
     ), 0)::float8 as oldest_pending_s,
+    (select count(distinct webhook_id) from flag_changes) as flag_changes,
+    coalesce((select extract(epoch from db_now() - min(made_at)) from flag_changes), 0)::float8 as flag_change_age_s,
     greatest((
         select extract(epoch from db_now() - min(first.due_at)) from webhooks w cross join lateral (
             select q.due_at from queue q where q.webhook_id = w.id and q.turn = 0 order by q.due_at limit 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, get_args
@@ -11,7 +12,7 @@ from vaultevents.store.pool import Connection, Record
 
 DeliveryState = Literal["scheduled", "parked", "delivered", "exhausted", "cancelled", "withdrawn"]
 APART: Final = ("parked", "exhausted", "cancelled", "withdrawn")  # found by an index of their own
-COUNTED: Final = 1_000_000
+COUNTED: Final = 10_000
 RESENDS_TOLD: Final = 100
 LOOKED_AT: Final = 1000
 
@@ -27,7 +28,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`deliveries` has a number for each state, `COUNTED` for more; `failures_in_a_row` are those since a success."""
+    """`deliveries` has a number for each state, `COUNTED` for more; `failures_in_a_row` are those since a success.
+
+    What is pending counts as `scheduled` while the webhook is on, and as `parked` while it is off: that holds at once,
+    also while its deliveries still follow (`flag_changes`).
+    """
 
     deliveries: dict[DeliveryState, int]
     oldest_pending_at: datetime | None
@@ -70,62 +75,95 @@ class AttemptFacts:
 async def health(connection: Connection, account_id: str, webhook_id: str) -> Health:
     """How a webhook is doing; an unknown one has no deliveries.
 
-    Costs an index entry for each delivery up to `COUNTED` a state, some 0.15 s a million, and the attempts of the
-    newest `LOOKED_AT` attempted deliveries of each state, some 10 ms: what happened, and what failed in a row, is told
-    from these alone.
+    The cost is bounded, whatever is stored: an index entry for each delivery up to `COUNTED` a state, and the attempts
+    of some thousand deliveries: the newest, the newest before what is pending, the next retries, and of those set apart
+    the newest and the first. What happened and what failed in a row is derived from these alone.
     """
     apart = await connection.fetch(_APART, account_id, webhook_id, list(APART), COUNTED)
     queued = await connection.fetchrow(_QUEUED, account_id, webhook_id, COUNTED)
     numbers: dict[DeliveryState, int] = {row["state"]: row["number"] for row in apart}
+    oldest = [row["oldest_id"] for row in apart if row["state"] == "parked"]
+    oldest += [] if queued is None else [queued["oldest_id"]]
+    first_id = min((delivery_id for delivery_id in oldest if delivery_id is not None), default=None)
     if queued is not None:
-        numbers["scheduled"] = queued["number"]
-        others = sum(numbers.values())
-        numbers["delivered"] = await connection.fetchval(_ALL, webhook_id, COUNTED + others) - others
-    tried = await connection.fetchrow(_TRIED, account_id, webhook_id, list(APART), LOOKED_AT)
-    pending = [row["oldest_at"] for row in apart if row["state"] == "parked"]
-    pending += [] if queued is None else [queued["oldest_at"]]
+        others = [*numbers.values(), queued["number"]]
+        numbers["delivered"] = await _delivered(connection, webhook_id, others, first_id)
+        pending = min(numbers["parked"] + queued["number"], COUNTED)
+        numbers["scheduled"], numbers["parked"] = (pending, 0) if queued["active"] else (0, pending)
+    tried = await connection.fetchrow(_TRIED, account_id, webhook_id, list(APART), LOOKED_AT, first_id)
     return Health(
         deliveries={**dict.fromkeys(get_args(DeliveryState), 0), **numbers},
-        oldest_pending_at=min((at for at in pending if at is not None), default=None),
+        oldest_pending_at=tried["oldest_at"],
         last_success_at=tried["succeeded_at"],
         last_failure=Failure(tried["failed_at"], tried["status"], tried["error"]) if tried["failed_at"] else None,
         failures_in_a_row=tried["failures_in_a_row"],
     )
 
 
+async def _delivered(
+    connection: Connection, webhook_id: str, others: Sequence[int], first_pending_id: int | None
+) -> int:
+    """Return how many deliveries were accepted, `COUNTED` for more: all that are in none of the other states.
+
+    Where one of these numbers is `COUNTED`, those among the newest `COUNTED`, and among as many before what is pending.
+    """
+    if max(others) < COUNTED:
+        total: int = await connection.fetchval(_ALL, webhook_id, COUNTED + sum(others))
+        return total - sum(others)
+    seen: int = await connection.fetchval(_SEEN_DELIVERED, webhook_id, COUNTED, first_pending_id)
+    return min(seen, COUNTED)
+
+
+# Ordered, so that the plan keeps to the indexes whatever the statistics say.
 _APART = """
 select s.state,
-    (select count(*) from (select from deliveries d where d.webhook_id = w.id and d.apart = s.state limit $4) few)
-        as number,
-    (select d.created_at from deliveries d where d.webhook_id = w.id and d.apart = s.state order by d.id limit 1)
-        as oldest_at
+    (select count(*) from (
+        select from deliveries d where d.webhook_id = w.id and d.apart = s.state order by d.id limit $4
+    ) few) as number,
+    (select d.id from deliveries d where d.webhook_id = w.id and d.apart = s.state order by d.id limit 1)
+        as oldest_id
 from webhooks w cross join unnest($3::text[]) as s (state)
 where w.account_id = $1 and w.id = $2 and w.deleted_at is null
 """
 
 _QUEUED = """
 select
-    (select count(*) from (select from queue q where q.webhook_id = w.id limit $3) few) as number,
-    (select d.created_at from queue q join deliveries d on d.id = q.delivery_id
-     where q.webhook_id = w.id order by q.delivery_id limit 1) as oldest_at
+    (select count(*) from (
+        select from queue q where q.webhook_id = w.id order by q.delivery_id limit $3
+    ) few) as number,
+    (select q.delivery_id from queue q where q.webhook_id = w.id order by q.delivery_id limit 1) as oldest_id,
+    w.active
 from webhooks w where w.account_id = $1 and w.id = $2 and w.deleted_at is null
 """
 
-_ALL = "select count(*) from (select from deliveries where webhook_id = $1 limit $2) few"
+_ALL = "select count(*) from (select from deliveries where webhook_id = $1 order by id limit $2) few"
 
+_SEEN_DELIVERED = """
+select count(*) from (
+    (select id, state from deliveries where webhook_id = $1 order by id desc limit $2)
+    union
+    (select id, state from deliveries where webhook_id = $1 and id < $3 order by id desc limit $2)
+) seen where state = 'delivered'
+"""
+
+# Each part reads `$4` rows at most. What is pending may hide all that was attempted, so that what lies before it is
+# looked at, too. Those that were tried are the first of those that are parked.
 _TRIED = """
 with tried as (
     select a.started_at, a.status, a.error, coalesce(a.status between 200 and 299, false) as accepted
     from webhooks w cross join lateral (
-        (select q.delivery_id as id from queue q where q.webhook_id = w.id and q.attempts > 0
-         order by q.delivery_id desc limit $4)
-        union all
-        (select d.id from deliveries d where d.webhook_id = w.id and d.state = 'delivered'
-         order by d.id desc limit $4)
-        union all
+        (select q.delivery_id as id from queue q where q.webhook_id = w.id and q.turn = 1
+         order by q.due_at desc limit $4)
+        union
+        (select d.id from deliveries d where d.webhook_id = w.id order by d.id desc limit $4)
+        union
+        (select d.id from deliveries d where d.webhook_id = w.id and d.id < $5 order by d.id desc limit $4)
+        union
         select each.id from unnest($3::text[]) as s (state) cross join lateral (
-            select d.id from deliveries d where d.webhook_id = w.id and d.apart = s.state and d.attempts > 0
-            order by d.id desc limit $4) each
+            (select d.id from deliveries d where d.webhook_id = w.id and d.apart = s.state order by d.id desc limit $4)
+            union all
+            (select d.id from deliveries d where d.webhook_id = w.id and d.apart = s.state order by d.id limit $4)
+        ) each
     ) newest join attempts a on a.delivery_id = newest.id
     where w.account_id = $1 and w.id = $2 and w.deleted_at is null
 ), success as (
@@ -133,7 +171,8 @@ with tried as (
 ), failure as (
     select started_at, status, error from tried where not accepted order by started_at desc limit 1
 )
-select success.at as succeeded_at, failure.started_at as failed_at, failure.status, failure.error,
+select (select created_at from deliveries where id = $5) as oldest_at, success.at as succeeded_at,
+    failure.started_at as failed_at, failure.status, failure.error,
     (select count(*) from tried where not accepted and (success.at is null or started_at > success.at))
         as failures_in_a_row
 from success left join failure on true
@@ -186,7 +225,8 @@ _ONLY: Final[dict[DeliveryState | None, str]] = {
 # A lease that ended belongs to a process that died: the delivery is due, nobody is at it.
 _DELIVERIES = """
 select d.id, e.id as event_id, e.event_type, d.state, d.attempts, d.created_at, d.finished_at, d.recovered,
-    now.in_flight, case when d.state = 'scheduled' and not now.in_flight then q.due_at end as next_attempt_at
+    now.in_flight,
+    case when d.state = 'scheduled' and w.active and not now.in_flight then q.due_at end as next_attempt_at
 from webhooks w join deliveries d on d.webhook_id = w.id join events e on e.seq = d.event_seq
     left join queue q on q.webhook_id = d.webhook_id and q.delivery_id = d.id
     cross join lateral (

@@ -117,7 +117,8 @@ select (select count(*) from deliveries d where $1::text is null
 # one. What was not due may be delivered by `recover`; its row says so (D11). Nothing relies on a constraint, since a
 # restored copy may have lost it: so the outer joins, and `place` for a second row of the same event and webhook. One
 # sort serves `place` and the order of the answer, and it is by bytes whatever the locale of the database. A pruned
-# delivery is a row like the others, but for what only its attempts could prove.
+# delivery is a row like the others, but for what only its attempts could prove. Pending deliveries follow the flags of
+# their webhook in batches: until they do, it has a row in `flag_changes`.
 _PROOF = """
 with filters as (
     select r.*, lead(revision) over (partition by webhook_id order by revision) as next_revision
@@ -155,12 +156,14 @@ with filters as (
         d.id as delivery_id, coalesce(d.state, g.state) as state, g.state is not null as was_pruned,
         d.attempts, d.finished_at, q.delivery_id is not null as queued,
         w.id as known_webhook, w.active, w.deleted_at is not null as deleted, e.orphaned_at is not null as orphaned,
+        c.webhook_id is not null as flags_changed,
         coalesce(p.posted, 0) as posted, p.lowest, p.highest, coalesce(p.accepted, 0) as accepted, p.unclear,
         coalesce(s.resent, 0) as resent, coalesce(s.booked, 0) as booked, s.vague
     from due full join stored d using (event_seq, webhook_id) full join gone g using (event_seq, webhook_id)
         full join sent s using (event_seq, webhook_id)
         left join events e on e.seq = event_seq left join webhooks w on w.id = webhook_id
         left join posts p on p.delivery_id = d.id
+        left join (select distinct webhook_id from flag_changes) c using (webhook_id)
         left join (select delivery_id from queue) q on q.delivery_id = d.id
 ), placed as (
     select *, row_number() over (partition by account_id, event_id, webhook_id order by delivery_id) as place
@@ -190,12 +193,15 @@ select account_id, event_id, webhook_id, state, was_pruned and delivery_id is nu
     case when delivery_id is not null
         and (state in ('delivered', 'exhausted', 'cancelled', 'withdrawn')) <> (finished_at is not null)
         then 'finished without saying when, or the other way round' end,
-    case when state in ('scheduled', 'parked') and deleted then 'pending for a deleted webhook' end,
+    case when state in ('scheduled', 'parked') and deleted and not flags_changed
+        then 'pending for a deleted webhook' end,
     case when state = 'cancelled' and not deleted then 'cancelled for a webhook that is there' end,
     case when state in ('scheduled', 'parked') and orphaned then 'pending for an orphaned event' end,
     case when state = 'withdrawn' and event_id is not null and not orphaned
         then 'withdrawn, but its event is not orphaned' end,
-    case when state = 'scheduled' and not active then 'due for a webhook that is off' end
+    case when state = 'scheduled' and not active and not deleted and not flags_changed
+        then 'due for a webhook that is off' end,
+    case when state = 'parked' and active and not flags_changed then 'parked for a webhook that is on' end
 ], null) as problems
 from placed order by account_id, event_id, webhook_id, delivery_id
 """

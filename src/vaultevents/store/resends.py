@@ -13,11 +13,16 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from vaultevents.core.events import encode_test
 from vaultevents.core.timing import NO_TIMING, Timing
+from vaultevents.core.webhooks import Webhook
+from vaultevents.store.accounts import vaults_of
 from vaultevents.store.deliveries import SealedSecret, Target
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
 
 RESENDS_CHANNEL: Final = "vaultevents_resends"
+NO_VAULT: Final = "none"
+"""The vault of a test, where an account has none: it reads like an id all the same."""
 LOOKED_AT: Final = 100_000
 """How many events one request to recover looks at."""
 
@@ -60,6 +65,42 @@ async def request_test(connection: Connection, account_id: str, webhook_id: str,
     """Asks for one attempt with a body that is no event."""
     await connection.execute(_TEST, account_id, webhook_id, event_id, body)
     await connection.execute(_NOTIFY, RESENDS_CHANNEL)
+
+
+async def request_new_test(connection: Connection, webhook: Webhook, token: str, now_ms: int) -> str:
+    """Ask for one attempt with a test that is made for the webhook; return its id, which ends in `token`."""
+    known = webhook.vault_ids or [vault.id for vault in await vaults_of(connection, webhook.account_id)]
+    event_id, body = encode_test(webhook.account_id, next(iter(known), NO_VAULT), webhook.id, token, now_ms)
+    await request_test(connection, webhook.account_id, webhook.id, event_id, body)
+    return event_id
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """What came of a test that was attempted: a status, or the error that prevented one."""
+
+    __test__ = False
+
+    status: int | None
+    error: str | None
+    duration_ms: int
+    excerpt: str
+
+    @property
+    def accepted(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+
+async def test_result(connection: Connection, webhook_id: str, event_id: str) -> TestResult | None:
+    """Return what came of a test; None while it waits."""
+    row = await connection.fetchrow(_TEST_RESULT, webhook_id, event_id)
+    return None if row is None else TestResult(**row)
+
+
+_TEST_RESULT = """
+select status, error, duration_ms, excerpt from resends
+where webhook_id = $1 and event_seq is null and event_id = $2 and finished_at is not null
+"""
 
 
 _TEST = """

@@ -8,6 +8,7 @@ its event and state in, so that at any moment the ledger knows every one of them
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -22,13 +23,19 @@ LOOKED_AT: Final = 1_000
 """How many deliveries one transaction looks at."""
 
 
+SAMPLES: Final = 200
+SAMPLED_AT_ONCE: Final = 100
+"""A dry run of more deliveries than these make looks at so many parts of so many ids each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """How many rows were removed, or would be."""
+    """How many rows were removed, or would be; `estimated` from samples, which only a dry run is."""
 
     deliveries: int = 0
     attempts: int = 0
     resends: int = 0
+    estimated: bool = False
 
     def __add__(self, other: Pruned) -> Pruned:
         return Pruned(self.deliveries + other.deliveries, self.attempts + other.attempts, self.resends + other.resends)
@@ -47,28 +54,62 @@ async def prune(
 
     Each `looked_at` deliveries are a transaction of their own, with a pause of `pause_s` after it: it can be killed at
     any point, and two may run at once. `progress` is told about how many deliveries were looked at, out of how many.
-    With `dry_run` it only counts. Raises `InputError` for less than `LEAST_AGE`.
+    With `dry_run` it only counts, and estimates where there are many: some seconds, whatever is stored. Raises
+    `InputError` for less than `LEAST_AGE`.
     """
     if older_than < LEAST_AGE:
         raise InputError(f"what finished less than {LEAST_AGE.days} day ago is not pruned: give a longer time")
     horizon = await database.now() - older_than
     async with database.transaction() as connection:
         first, last = await _ids(connection, horizon)
+    if dry_run:
+        return await _count(database, first, last, horizon, progress)
     progress(0, last - first + 1)
     total, after = Pruned(), first - 1
     while after < last:
         async with database.transaction() as connection:
             await connection.execute(_BY_INDEX)
-            row = await connection.fetchrow(
-                f"{_OLD} {_COUNTED if dry_run else _REMOVED}", after, last, looked_at, horizon
-            )
+            row = await connection.fetchrow(f"{_OLD} {_REMOVED}", after, last, looked_at, horizon)
         if row["reached"] is None:
             break
         after = row["reached"]
         total += Pruned(row["deliveries"], row["attempts"], row["resends"])
         progress(after - first + 1, last - first + 1)
         await asyncio.sleep(pause_s)
-    return total + Pruned(resends=await _prune_tests(database, horizon, pause_s, looked_at, dry_run=dry_run))
+    return total + Pruned(resends=await _prune_tests(database, horizon, pause_s, looked_at))
+
+
+async def _count(
+    database: Database, first: int, last: int, horizon: datetime, progress: Callable[[int, int], None]
+) -> Pruned:
+    """Count what would be removed of the deliveries with the ids `first` to `last`, and of tests.
+
+    Of many ids a part of every stretch of the same length is looked at, and stands for the stretch.
+    """
+    ids = last - first + 1
+    estimated = ids > SAMPLES * SAMPLED_AT_ONCE
+    stretch = ids / SAMPLES if estimated else float(SAMPLED_AT_ONCE)
+    parts = math.ceil(ids / stretch)
+    found = Pruned()
+    progress(0, parts)
+    for part in range(parts):
+        after = first - 1 + int(part * stretch)
+        async with database.transaction() as connection:
+            await connection.execute(_BY_INDEX)
+            row = await connection.fetchrow(
+                f"{_OLD} {_COUNTED}", after, min(after + SAMPLED_AT_ONCE, last), SAMPLED_AT_ONCE, horizon
+            )
+        found += Pruned(row["deliveries"], row["attempts"], row["resends"])
+        progress(part + 1, parts)
+    share = stretch / SAMPLED_AT_ONCE
+    async with database.transaction() as connection:
+        tests = await connection.fetchval(_COUNT_TESTS, horizon)
+    return Pruned(
+        round(found.deliveries * share),
+        round(found.attempts * share),
+        round(found.resends * share) + tests,
+        estimated,
+    )
 
 
 async def _ids(connection: Connection, horizon: datetime) -> tuple[int, int]:
@@ -132,14 +173,8 @@ select (select max(id) from looked_at) as reached, (select count(*) from old) as
 """
 
 
-async def _prune_tests(database: Database, horizon: datetime, pause_s: float, at_once: int, *, dry_run: bool) -> int:
+async def _prune_tests(database: Database, horizon: datetime, pause_s: float, at_once: int) -> int:
     """Removes tests, which are no events and have no delivery."""
-    if dry_run:
-        async with database.transaction() as connection:
-            found: int = await connection.fetchval(
-                "select count(*) from resends where event_seq is null and finished_at < $1", horizon
-            )
-        return found
     total = 0
     while True:
         async with database.transaction() as connection:
@@ -149,6 +184,12 @@ async def _prune_tests(database: Database, horizon: datetime, pause_s: float, at
             return total
         await asyncio.sleep(pause_s)
 
+
+# By the index of a webhook's resends, in which tests come last.
+_COUNT_TESTS = """
+select count(*) from webhooks w join resends r on r.webhook_id = w.id
+where r.event_seq is null and r.finished_at < $1
+"""
 
 _PRUNE_TESTS = """
 with gone as (

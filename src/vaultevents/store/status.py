@@ -44,6 +44,8 @@ class OrphanFacts:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
+    """`flag_changes`: webhooks that were switched on or off or deleted, and whose deliveries do not follow yet."""
+
     server_version: str
     accounts: int
     vaults: int
@@ -51,6 +53,8 @@ class Overview:
     events: int
     deliveries: dict[str, int]
     oldest_pending_s: float | None
+    flag_changes: int
+    oldest_flag_change_s: float | None
     pending_reports: int
     notices_waiting: int
     orphaned_events: int
@@ -84,7 +88,9 @@ async def read(database: Database) -> Overview:
             # ids of deliveries grow with time: the oldest of a webhook is the first one of its part of the index
             " (select extract(epoch from db_now() - min(d.created_at))::float8 from webhooks w cross join lateral"
             "  (select q.delivery_id from queue q where q.webhook_id = w.id order by q.delivery_id limit 1) oldest"
-            "  join deliveries d on d.id = oldest.delivery_id) as oldest_pending_s,"
+            "  join deliveries d on d.id = oldest.delivery_id where w.deleted_at is null) as oldest_pending_s,"
+            " (select count(distinct webhook_id) from flag_changes) as flag_changes,"
+            " (select extract(epoch from db_now() - min(made_at))::float8 from flag_changes) as oldest_flag_change_s,"
             " (select count(*) from reports where state = 'pending') as pending_reports,"
             " (select count(*) from notices where finished_at is null) as notices_waiting,"
             " (select count(*) from events where orphaned_at is not null) as orphaned_events,"

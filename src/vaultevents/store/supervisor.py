@@ -307,8 +307,8 @@ def _options(settings: dict[str, str]) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without PGDATA, PGOPTIONS and their kin, in the C locale."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_"))}
+    """Return the environment of postgres: a few variables of ours, in the C locale, without PGDATA and its kin."""
+    kept = {name: value for name, value in cluster.server_environment().items() if not name.startswith("LC_")}
     return {**kept, "LC_ALL": "C", "TZ": "UTC"}
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Final
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from vaultevents.core.errors import InputError, VaulteventsError
 from vaultevents.core.sealing import MasterKey, Secret, seal
 from vaultevents.core.webhooks import Webhook
 from vaultevents.store.accounts import require_account
 from vaultevents.store.cursors import lock_registry
+from vaultevents.store.flag_changes import record_flag_change
 from vaultevents.store.notices import Notice, Reason, record
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
 
@@ -110,8 +111,41 @@ async def delete_webhook(database: Database, account_id: str, webhook_id: str) -
             raise InputError(f"account '{account_id}' has no webhook '{webhook_id}'") from None
 
 
+async def account_of(connection: Connection, webhook_id: str) -> str:
+    """Return the account of a webhook that an operator names by its id alone. Raises `InputError`."""
+    account_id: str | None = await connection.fetchval(
+        "select account_id from webhooks where id = $1 and deleted_at is null", webhook_id
+    )
+    if account_id is None:
+        raise InputError(f"there is no webhook '{webhook_id}': 'vaultevents webhook list ACCOUNT' shows them")
+    return account_id
+
+
+async def switch_on(database: Database, webhook_id: str) -> StoredWebhook:
+    """Switch a webhook on for an operator, as its owner can (`amend_webhook`). Raises `InputError`."""
+    async with database.transaction() as connection:
+        await lock_registry(connection)
+        account_id = await account_of(connection, webhook_id)
+        return await amend_webhook(connection, account_id, webhook_id, {"active": True})
+
+
+async def pause(database: Database, webhook_id: str, pause_s: float | None) -> StoredWebhook:
+    """Pause a webhook for an operator (`pause_webhook`). Raises `InputError`, also for one that is off."""
+    async with database.transaction() as connection:
+        account_id = await account_of(connection, webhook_id)
+        if await pause_webhook(connection, webhook_id, pause_s) is None:
+            raise InputError(
+                f"the webhook '{webhook_id}' is off, so that nothing is sent: "
+                f"'vaultevents webhook enable {webhook_id}' switches it on"
+            )
+        return await find_webhook(connection, account_id, webhook_id)
+
+
 async def erase_webhook(connection: Connection, account_id: str, webhook_id: str) -> None:
-    """Gone at once: its secret is erased and what is pending is cancelled (D14). The registry must be locked."""
+    """Delete a webhook at once and erase its secret (D14). The registry must be locked.
+
+    What is pending is no longer claimed; it is cancelled in batches (`flag_changes`).
+    """
     done = await connection.execute(
         "update webhooks set deleted_at = db_now(), active = false"
         " where account_id = $1 and id = $2 and deleted_at is null",
@@ -124,18 +158,7 @@ async def erase_webhook(connection: Connection, account_id: str, webhook_id: str
     await connection.execute(
         "update idempotent_answers set sealed = null where account_id = $1 and webhook_id = $2", account_id, webhook_id
     )
-    await connection.execute(  # what is in flight stays until it is settled
-        "delete from resends where webhook_id = $1 and finished_at is null and (lease is null or due_at <= db_now())",
-        webhook_id,
-    )
-    await connection.execute(
-        "with pending as (select id from deliveries where webhook_id = $1 and (apart = 'parked' or"
-        "  state = 'scheduled' and id in (select delivery_id from queue where webhook_id = $1))"
-        " order by id for update)"  # in the order of the ids, as every settle: so they never wait in a circle
-        " update deliveries d set state = 'cancelled', finished_at = db_now() from pending where d.id = pending.id",
-        webhook_id,
-    )
-    await _leave_queue(connection, webhook_id)
+    await record_flag_change(connection, webhook_id)
     await record_revision(connection, webhook_id)
 
 
@@ -178,51 +201,98 @@ async def replace_secret(
 
 
 async def disable_webhook(connection: Connection, webhook_id: str, why: Reason) -> None:
-    """Switches a webhook off and parks what is pending for it (D3, D7). The registry must be locked."""
+    """Switch a webhook off (D3, D7). The registry must be locked.
+
+    Nothing more is claimed for it, and nothing is dropped: what is pending is parked in batches (`flag_changes`).
+    """
     done = await connection.execute(
         "update webhooks set active = false, disabled_reason = $2 where id = $1 and active", webhook_id, why
     )
     if done == "UPDATE 0":
         return
-    await park_pending(connection, webhook_id)
+    await record_flag_change(connection, webhook_id)
     await record_revision(connection, webhook_id)
     await record(connection, [Notice("webhook_disabled", webhook_id, why)])
 
 
-async def park_pending(connection: Connection, webhook_id: str) -> None:
-    """Nothing more is sent for now, and nothing is dropped (D7)."""
-    await connection.execute(
-        "with pending as (select id from deliveries where state = 'scheduled'"
-        "  and id in (select delivery_id from queue where webhook_id = $1) order by id for update)"
-        " update deliveries d set state = 'parked' from pending where d.id = pending.id",
-        webhook_id,
-    )
-    await _leave_queue(connection, webhook_id)
+async def pause_webhook(connection: Connection, webhook_id: str, pause_s: float | None) -> datetime | None:
+    """Let deliveries and resends wait for so many seconds, or until the webhook is switched on; until when.
 
-
-async def _leave_queue(connection: Connection, webhook_id: str) -> None:
-    """What is in flight keeps its lease until it is settled, so that its result is kept."""
-    await connection.execute("delete from queue where webhook_id = $1", webhook_id)
-
-
-async def resume_parked(connection: Connection, webhook_id: str) -> None:
-    """What was parked is due at once, with the number of its next attempt as it was (D9); failures are forgotten (A5).
-
-    What is still in flight keeps its lease, lest it is sent twice.
+    Events go on to be stored for it. A pause that the receiver asked for (D6) and that lasts longer is kept. None where
+    the webhook is off or deleted, and nothing is done.
     """
+    until: datetime | None = await connection.fetchval(_PAUSE, webhook_id, pause_s, UNTIL_ENABLED)
+    return until
+
+
+UNTIL_ENABLED: Final = datetime(9999, 1, 1, tzinfo=UTC)
+"""The end of a pause that has none."""
+
+_PAUSE = """
+update webhooks set paused_until = case when $2::float8 is null then $3
+    else greatest(paused_until, db_now() + make_interval(secs => $2)) end
+where id = $1 and active and deleted_at is null returning paused_until
+"""
+
+
+async def amend_webhook(
+    connection: Connection, account_id: str, webhook_id: str, fields: dict[str, Any]
+) -> StoredWebhook:
+    """Change `url`, `event_types`, `vault_ids` or `active`, those that `fields` names. The registry must be locked.
+
+    A new `url` holds for pending deliveries, a narrowed filter recalls none. With `active: false` nothing more is
+    claimed; with `true` what was parked becomes due, and what disabled or parked the webhook is forgiven, also one that
+    is on (A5, D9). Raises `WebhookUnknown`.
+    """
+    old = await find_webhook(connection, account_id, webhook_id)
+    new = {
+        "url": old.webhook.url,
+        "event_types": old.webhook.event_types,
+        "vault_ids": old.webhook.vault_ids,
+        "active": old.webhook.active,
+        **fields,
+    }
+    if fields.get("active"):
+        await _forgive(connection, webhook_id, was_off=not old.webhook.active)
+    if all(getattr(old.webhook, name) == value for name, value in new.items()):
+        return await find_webhook(connection, account_id, webhook_id)
+    await connection.execute(
+        "update webhooks set url = $3, event_types = $4, vault_ids = $5, active = $6,"
+        " disabled_reason = case when $6 then null else disabled_reason end"
+        " where account_id = $1 and id = $2 and deleted_at is null",
+        account_id,
+        webhook_id,
+        new["url"],
+        new["event_types"],
+        new["vault_ids"],
+        new["active"],
+    )
+    if old.webhook.active and not new["active"]:
+        await record_flag_change(connection, webhook_id)
+    if new["active"] and not old.webhook.active:
+        await record(connection, [Notice("webhook_enabled", webhook_id)])
+    await record_revision(connection, webhook_id)
+    return await find_webhook(connection, account_id, webhook_id)
+
+
+async def find_webhook(connection: Connection, account_id: str, webhook_id: str) -> StoredWebhook:
+    """Return a webhook of the account. Raises `WebhookUnknown`."""
+    row = await connection.fetchrow(
+        "select * from webhooks where account_id = $1 and id = $2 and deleted_at is null", account_id, webhook_id
+    )
+    if row is None:
+        raise WebhookUnknown
+    return stored_webhook(row)
+
+
+async def _forgive(connection: Connection, webhook_id: str, *, was_off: bool) -> None:
+    """Forget failures and pauses (A5), and let what was parked become due."""
     await connection.execute(
         "update webhooks set failures = 0, first_failure_at = null, last_failure_at = null, parks = 0,"
         " parked_until = null, paused_until = null, warned_at = null where id = $1",
         webhook_id,
     )
-    await connection.execute(
-        "with parked as (select id from deliveries where webhook_id = $1 and apart = 'parked' order by id for update),"
-        " resumed as (update deliveries d set state = 'scheduled' from parked where d.id = parked.id"
-        "  returning d.id, d.event_seq, d.webhook_id, d.attempts)"
-        " insert into queue (delivery_id, event_seq, webhook_id, attempts, due_at)"
-        " select id, event_seq, webhook_id, attempts, db_now() from resumed",
-        webhook_id,
-    )
+    await record_flag_change(connection, webhook_id, switched_on=was_off)
     await connection.execute("select pg_notify($1, '')", DELIVERIES_CHANNEL)
 
 
