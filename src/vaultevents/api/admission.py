@@ -28,6 +28,8 @@ Network: TypeAlias = IPv4Network | IPv6Network
 
 ACCEPT_PAUSE_S: Final = 0.1
 """After an accept that found no descriptor or no memory."""
+CLOSE_S: Final = 0.01
+"""Within this time the descriptor of a closed connection is free."""
 LOG_EVERY_S: Final = 60.0
 NO_ROOM: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -191,13 +193,16 @@ class Acceptor:
         self._listener.setblocking(False)
         try:
             while True:
-                await self._table.room()
                 try:
                     peer, address = await loop.sock_accept(self._listener)
                 except OSError as error:
                     await self._recover(error)
-                else:
-                    self._open(peer, address)
+                    continue
+                with contextlib.ExitStack() as stack:
+                    stack.callback(peer.close)
+                    await self._table.room()  # the next ones wait in the kernel
+                    stack.pop_all()
+                self._open(peer, address)
         finally:
             for task in self._opening:
                 task.cancel()
@@ -206,8 +211,8 @@ class Acceptor:
         """Wait where descriptors or memory are missing; any other error is that of one peer."""
         if error.errno in NO_ROOM:
             self._log_full(str(error.strerror))
-            self._table.evict_idle()
-            await asyncio.sleep(ACCEPT_PAUSE_S)
+            evicted = self._table.evict_idle()
+            await asyncio.sleep(CLOSE_S if evicted else ACCEPT_PAUSE_S)
 
     def _open(self, peer: socket.socket, address: Sequence[object]) -> None:
         slot = self._table.admit(str(address[0]))

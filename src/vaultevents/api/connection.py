@@ -93,8 +93,15 @@ class BoundedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._parsed_to = 0
             self._parse()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if not self._ending:
+            self._await_reader()
+
     def resume_writing(self) -> None:
         super().resume_writing()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._unset_keepalive_if_required()
         self._parse()
 
     def _parse(self) -> None:

@@ -23,6 +23,8 @@ from vaultevents.core.errors import ConfigError
 
 BACKLOG = 2048
 DRAIN_S = 8
+KERNEL_BYTES = 64 * 1024
+"""What the kernel may keep of a connection in each direction (Linux doubles it for its own use)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ def bind(options: ServerOptions) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            for direction in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # of every connection, else megabytes for each
+                listener.setsockopt(socket.SOL_SOCKET, direction, KERNEL_BYTES)
             listener.bind(address)
             listener.listen(BACKLOG)
         except OSError:
