@@ -239,7 +239,8 @@ class Acceptor:
             )
         except BaseException as error:
             slot.release()
-            peer.close()
+            with contextlib.suppress(OSError):
+                peer.close()
             if not isinstance(error, OSError):  # a peer that ends in the handshake is no news
                 raise
 

@@ -44,17 +44,13 @@ _EMPTY_LINE = b"\r\n\r\n"
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
-class BoundedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
-    """Serve one connection.
+class BoundedProtocol(HttpToolsProtocol):
+    """Serve one connection, on which an answer may stay unread for `answer_s`."""
 
-    `buffer` takes what is read and is shared by all connections of a server; an answer may stay unread for `answer_s`.
-    """
-
-    def __init__(self, *arguments: Any, slot: Slot, buffer: memoryview, answer_s: float, **options: Any) -> None:
+    def __init__(self, *arguments: Any, slot: Slot, answer_s: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.flow: _Flow
         self._slot = slot
-        self._buffer = buffer
         self._answer_s = answer_s
         self._unparsed = b""
         self._parsed_to = 0  # of `_unparsed`
@@ -84,12 +80,9 @@ class BoundedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
         super().connection_lost(exc)
         self.cycle = None  # type: ignore[assignment]  # which has a reference to this connection
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer
-
-    def buffer_updated(self, nbytes: int) -> None:
+    def data_received(self, data: bytes) -> None:
         if not self._ending:
-            self._unparsed = self._unparsed[self._parsed_to :] + self._buffer[:nbytes]
+            self._unparsed = self._unparsed[self._parsed_to :] + data
             self._parsed_to = 0
             self._parse()
 
@@ -282,6 +275,38 @@ class BoundedProtocol(HttpToolsProtocol, asyncio.BufferedProtocol):
             self._deadline = self.loop.call_later(LINGER_S, self._linger, left_s - LINGER_S)
         else:
             self.transport.abort()
+
+
+class SmallReads(asyncio.BufferedProtocol):
+    """Read at most `buffer` at once for a protocol; the event loops read 256 KiB for one without a buffer.
+
+    All connections of an event loop share the buffer: it is empty again when `buffer_updated` returns.
+    """
+
+    def __init__(self, protocol: BoundedProtocol, buffer: memoryview) -> None:
+        self._protocol = protocol
+        self._buffer = buffer
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        self._protocol.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._protocol.connection_lost(exc)
+
+    def eof_received(self) -> None:
+        self._protocol.eof_received()
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._protocol.data_received(bytes(self._buffer[:nbytes]))
 
 
 class _Flow(FlowControl):

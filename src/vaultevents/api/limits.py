@@ -95,7 +95,7 @@ class Shares:
     """How many requests of one account use the database at once, and how many more may wait for that."""
 
     at_once: int = 4
-    waiting: int = 40
+    waiting: int = 100
 
 
 class AccountShares:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from vaultevents.api import connection
 from vaultevents.api.admission import Acceptor, ConnectionLimits, Slot, Transport
-from vaultevents.api.connection import ARRIVAL_S, READ_BYTES, BoundedProtocol
+from vaultevents.api.connection import ARRIVAL_S, READ_BYTES, BoundedProtocol, SmallReads
 from vaultevents.api.problems import Problem
 from vaultevents.core.errors import ConfigError
 
@@ -162,15 +162,15 @@ class _Server(uvicorn.Server):
         ]
         self.started = True
 
-    def _connect(self, slot: Slot) -> BoundedProtocol:
-        return BoundedProtocol(
+    def _connect(self, slot: Slot) -> SmallReads:
+        protocol = BoundedProtocol(
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
             slot=slot,
-            buffer=self._buffer,
             answer_s=self._options.answer_s,
         )
+        return SmallReads(protocol, self._buffer)
 
     def _refusal(self) -> bytes:
         return connection.answer(_FULL, self.server_state.default_headers)
