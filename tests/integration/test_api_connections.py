@@ -11,22 +11,26 @@ import gc
 import os
 import random
 import socket
+import ssl
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import uvloop
 from starlette.types import Receive, Scope, Send
 
 from api_worlds import Answer, read_answer
 from patience import PATIENCE_S, until
 from vaultevents.api.connection import BoundedProtocol
 from vaultevents.api.server import ServerOptions, bind, serve, url_of
+from vaultevents.devnet.certificates import issue
 
 pytestmark = pytest.mark.integration
 
@@ -319,6 +323,38 @@ async def test_a_connection_ends_with_its_keep_alive_and_leaves_nothing() -> Non
             gc.enable()
 
 
+async def test_connections_over_tls_are_bounded_from_the_accept_on(tmp_path: Path) -> None:
+    """Those that never shake hands make room like idle ones; requests in pieces are answered as in the clear."""
+    ca_path, _ = issue(tmp_path)
+    pem = tmp_path / "server.pem"
+    async with serving(ServerOptions(port=0, certificate_file=pem, key_file=pem, max_connections=3)) as served:
+        silent = [await connect(served) for _ in range(6)]
+        for _ in range(2):
+            context = ssl.create_default_context(cafile=ca_path)
+            client = Client(*await asyncio.open_connection(served.host, served.port, ssl=context))
+            served.clients.append(client)
+            for piece in (GET[:7], GET[7:] + GET + LARGE[:9], LARGE[9:]):
+                client.writer.write(piece)
+                await asyncio.sleep(0.05)
+            assert [(await client.ask(b"")).body for _ in range(2)] == [b"/"] * 2
+            assert len((await client.ask(b"")).body) == LARGE_BYTES
+        assert all([await client.ended() for client in silent[:5]])
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        test_a_client_that_reads_slowly_gets_every_answer_in_order,
+        test_requests_in_any_pieces_are_the_same_requests,
+        test_the_longest_idle_connection_makes_room,
+        test_a_connection_ends_with_its_keep_alive_and_leaves_nothing,
+    ],
+)
+def test_the_daemons_event_loop_does_the_same(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """The daemon runs on uvloop, whose transports differ in what they read and when they write."""
+    uvloop.run(test())
+
+
 def _connections() -> int:
     return sum(isinstance(found, BoundedProtocol) for found in gc.get_objects())
 
@@ -326,6 +362,7 @@ def _connections() -> int:
 SERVER = """
 import asyncio, resource, sys, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+from vaultevents.devnet.certificates import issue
 from vaultevents.api.server import ServerOptions, bind, serve, url_of
 
 async def app(scope, receive, send):
