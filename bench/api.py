@@ -48,7 +48,9 @@ async def serve(kind: str, folder: Path) -> None:
     from vaultevents.core.webhooks import UrlRules
     from vaultevents.store import apikeys
     from vaultevents.store.pool import open_database
+    from vaultevents.telemetry import configure_logging
 
+    configure_logging()  # as the daemon: without it each request prints a line to the pipe that nobody reads
     facts = json.loads(folder.joinpath("facts.json").read_text())
     key = MasterKey(bytes.fromhex(facts["master_key"]))
     database = await open_database(facts["database"], schema=facts["schema"])

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +25,7 @@ from patience import PATIENCE_S
 from store_stories import KEY, account, vault
 from vaultevents.api.app import build
 from vaultevents.api.handlers import Desk
-from vaultevents.api.limits import Rate
+from vaultevents.api.limits import AccountShares, Rate, Shares
 from vaultevents.api.server import ServerOptions, bind, serve, url_of
 from vaultevents.core.rsakeys import fingerprint, parse_public_key
 from vaultevents.core.sealing import KEY_BYTES, NONCE_BYTES, keyed_hash
@@ -80,7 +80,7 @@ class Answer:
         problem = self.json
         assert problem["status"] == self.status
         assert problem["message"] == problem["detail"]
-        assert problem["requestId"]
+        assert problem["requestId"] == self.headers["x-request-id"]
         code: str = problem["code"]
         return code
 
@@ -240,6 +240,7 @@ async def running_api(
     rate: Rate = FREELY,
     rules: TokenRules | None = None,
     max_webhooks: int = 20,
+    shares: Shares | None = None,
     clock: Clock | None = None,
     options: ServerOptions | None = None,
 ) -> AsyncIterator[Api]:
@@ -247,6 +248,7 @@ async def running_api(
     clock = clock or Clock()
     hash_key = await apikeys.hash_key(database, KEY, os.urandom(KEY_BYTES), os.urandom(NONCE_BYTES))
     desk = Desk(database, KEY, hash_key, UrlRules(), rules or TokenRules(), rate, max_webhooks, clock.now_s)
+    desk = replace(desk, shares=AccountShares(shares)) if shares else desk
     options = options or ServerOptions(port=0)
     listener, stop = bind(options), asyncio.Event()
     url = url_of(listener, options)

@@ -239,6 +239,10 @@ class ApiSettings(Section):
     requests_per_minute: int = Field(default=240, ge=1)
     burst: int = Field(default=40, ge=1)
     webhooks_per_account: int = Field(default=20, ge=1)
+    requests_at_once: int = Field(default=4, ge=1)
+    max_connections: int = Field(default=1000, ge=1, le=50_000)
+    connections_per_address: int = Field(default=100, ge=1)
+    answer_timeout_s: Seconds = 10.0
 
     @model_validator(mode="after")
     def _certificate_with_key(self) -> Self:

@@ -9,6 +9,7 @@ import random
 import socket
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
@@ -17,7 +18,7 @@ import structlog
 from vaultevents.api import scraping
 from vaultevents.api.app import build
 from vaultevents.api.handlers import Desk
-from vaultevents.api.limits import Rate
+from vaultevents.api.limits import AccountShares, Rate, Shares
 from vaultevents.api.server import ServerOptions, bind, url_of
 from vaultevents.api.server import serve as answer
 from vaultevents.chain.execution import ExecutionChain
@@ -64,8 +65,9 @@ FORGET_S = 30.0
 PRUNE_EVERY_S = 3600.0
 PRUNE_PAUSE_S = 1.0
 """After each thousand deliveries, so that nothing else notices."""
+METRICS_CONNECTIONS = 64
 OTHER_FILES = 512
-"""What the database, the nodes, the API's callers and the process itself may have open."""
+"""What the database, the nodes, the metrics and the process itself may have open."""
 
 
 async def serve(
@@ -101,12 +103,16 @@ async def serve(
         keepers.append(group.create_task(end_stalled(store.database)))
         if {"watch", "dispatch"} & set(only):
             keepers.append(group.create_task(follow_flags(store.database)))
+        files = _files_allow(
+            settings.delivery.concurrency if "dispatch" in only else 0,
+            settings.api.max_connections if listener else 0,
+        )
         drained = asyncio.Event()
         observing = group.create_task(_observe(settings, store, clock, scraped, drained)) if scraped else None
         watching = group.create_task(_watch(settings, store, clock, on_advance)) if "watch" in only else None
-        dispatching = group.create_task(_dispatch(settings, store, clock, stop)) if "dispatch" in only else None
+        dispatching = group.create_task(_dispatch(settings, store, clock, files, stop)) if "dispatch" in only else None
         telling = group.create_task(_tell(settings, store, clock, operator, stop)) if "dispatch" in only else None
-        answering = group.create_task(_answer(settings, store, clock, listener, stop)) if listener else None
+        answering = group.create_task(_answer(settings, store, clock, listener, files, stop)) if listener else None
         if watching is not None and settings.retention.keep_days:  # one process watches, many may dispatch
             keepers.append(group.create_task(_prune(store.database, timedelta(days=settings.retention.keep_days))))
         if watching is not None:
@@ -159,11 +165,13 @@ async def _ask_locator(settings: Settings, chain: ExecutionChain) -> None:
         log.error("oracle_address_doubtful", problem=problem)
 
 
-async def _dispatch(settings: Settings, store: Store, clock: ServiceClock, stop: asyncio.Event) -> None:
+async def _dispatch(
+    settings: Settings, store: Store, clock: ServiceClock, files: OpenFiles, stop: asyncio.Event
+) -> None:
     delivery = settings.delivery
     options = DispatchOptions(
         schedule_s=delivery.schedule,
-        concurrency=_files_allow(delivery.concurrency),
+        concurrency=files.attempts,
         per_webhook=delivery.per_webhook,
         per_webhook_max=delivery.per_webhook_max,
         parking=Parking(
@@ -221,42 +229,75 @@ def _sender(settings: Settings) -> Sender:
     )
 
 
-def _files_allow(concurrency: int) -> int:
-    """The attempts that may be in flight, each with a file descriptor; raises the limit of open files if it has to."""
+@dataclass(frozen=True, slots=True)
+class OpenFiles:
+    """How the descriptors of this process are divided: attempts in flight, and connections of the API."""
+
+    attempts: int
+    connections: int
+
+
+def _files_allow(concurrency: int, connections: int) -> OpenFiles:
+    """Divide the descriptors of this process; raise the limit of open files if it has to be.
+
+    Where the hard limit is too low, the API's connections get a quarter at most, so that deliveries have theirs.
+    """
     try:
         import resource
     except ImportError:  # Windows has no such limit
-        return concurrency
+        return OpenFiles(concurrency, connections)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = concurrency + OTHER_FILES
+    needed = concurrency + connections + OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= needed:
-        return concurrency
+        return OpenFiles(concurrency, connections)
+    files = OpenFiles(concurrency, connections)
     if hard != resource.RLIM_INFINITY and hard < needed:
-        allowed = max(hard - OTHER_FILES, 1)
-        log.warning("few_open_files", limit=hard, concurrency=allowed, advice=f"raise the hard limit to {needed}")
+        free = max(hard - OTHER_FILES, 2)
+        connections = min(connections, max(free // 4, 1) if concurrency else free)
+        files = OpenFiles(min(concurrency, free - connections), connections)
+        log.warning(
+            "few_open_files",
+            limit=hard,
+            concurrency=files.attempts,
+            api_connections=files.connections,
+            advice=f"raise the hard limit to {needed}",
+        )
     else:
-        hard, allowed = needed, concurrency
+        hard = needed
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    return allowed
+    return files
 
 
 def _listener(settings: Settings, only: Collection[Role]) -> socket.socket | None:
     """The socket of the API, bound before anything else begins; None when this process does not serve it."""
     if settings.api.serve == "on" and "api" in only:
-        return bind(_server_options(settings))
+        return bind(_server_options(settings, settings.api.max_connections))
     if set(only) == {"api"}:
         raise ConfigError('api.serve is "off", so there is nothing to do with --only api: set it to "on"')
     return None
 
 
-def _server_options(settings: Settings) -> ServerOptions:
+def _server_options(settings: Settings, connections: int) -> ServerOptions:
     api = settings.api
-    proxies = tuple(map(str, api.trusted_proxies))
-    return ServerOptions(api.host, api.port, api.certificate_file, api.key_file, proxies)
+    return ServerOptions(
+        api.host,
+        api.port,
+        api.certificate_file,
+        api.key_file,
+        tuple(map(str, api.trusted_proxies)),
+        max_connections=connections,
+        connections_per_address=api.connections_per_address,
+        answer_s=api.answer_timeout_s,
+    )
 
 
 async def _answer(
-    settings: Settings, store: Store, clock: ServiceClock, listener: socket.socket, stop: asyncio.Event
+    settings: Settings,
+    store: Store,
+    clock: ServiceClock,
+    listener: socket.socket,
+    files: OpenFiles,
+    stop: asyncio.Event,
 ) -> None:
     """The HTTP API (decisions §3)."""
     api = settings.api
@@ -269,9 +310,10 @@ async def _answer(
         rate=Rate(api.requests_per_minute, api.burst),
         max_webhooks=api.webhooks_per_account,
         now_s=lambda: clock.now().timestamp(),
+        shares=AccountShares(Shares(api.requests_at_once)),
     )
     await while_lost(lambda: feed.mend(store.database))
-    options = _server_options(settings)
+    options = _server_options(settings, files.connections)
     upkeep = asyncio.create_task(_forget(store.database))
     log.info("api_listens", url=url_of(listener, options))
     try:
@@ -281,7 +323,13 @@ async def _answer(
 
 
 def _metrics_options(settings: Settings) -> ServerOptions:
-    return ServerOptions(settings.metrics.host, settings.metrics.port, what="the metrics listener", table="metrics")
+    return ServerOptions(
+        settings.metrics.host,
+        settings.metrics.port,
+        what="the metrics listener",
+        table="metrics",
+        max_connections=METRICS_CONNECTIONS,
+    )
 
 
 async def _observe(

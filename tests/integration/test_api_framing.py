@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from urllib.parse import urlsplit
 
 import pytest
@@ -300,20 +301,64 @@ async def test_an_upgrade_is_answered_in_http(api: Api) -> None:
         assert [(await read_answer(reader)).status for _ in range(20)] == [200] * 20
 
 
-async def test_an_upgrade_with_a_body_is_refused(api: Api) -> None:
-    """The parser would take the body for another protocol, or for the next request."""
+async def test_a_body_with_an_upgrade_is_a_body(api: Api) -> None:
+    """Java's client offers HTTP/2 with every request on plain HTTP; a body is never another protocol or request."""
     customer = await api.customer()
-    offer = {"connection": "Upgrade", "upgrade": "h2c"}
-    inner = request_bytes("GET", "/docs", {})
-    head = request_bytes("POST", WEBHOOKS, {**credentials(api, customer, WEBHOOKS, inner), **CHUNKED, **offer})
-    for pieces in (
-        (signed(api, customer, WEBHOOKS, "POST", inner, {**JSON, **offer}),),
-        (signed(api, customer, WEBHOOKS, "POST", inner, {**JSON, **offer})[: -len(inner)], inner),
-        (head, inner),
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABk"}
+    for body, status in ((WEBHOOK, 201), (request_bytes("GET", "/docs", {}), 400)):
+        for framing in (JSON, CHUNKED):
+            framed = chunks(body, 7) if framing is CHUNKED else body
+            for cuts in ((), (0,), (9,), (-1,)):
+                code = api.code(customer)  # which may move the clock
+                headers = {**credentials(api, customer, WEBHOOKS, body), **offer, **framing, "x-mfa-code": code}
+                whole = request_bytes("POST", WEBHOOKS, headers, b"" if framing is CHUNKED else body)
+                head = whole if framing is CHUNKED else whole[: -len(body)]
+                sent = head + framed + signed(api, customer, PATH)
+                places = [len(head) + (cut if cut >= 0 else len(framed) + cut) for cut in cuts]
+                async with connected(api) as (reader, writer):
+                    for begin, end in pairwise((0, *places, len(sent))):
+                        writer.write(sent[begin:end])
+                        await asyncio.sleep(0.02)
+                    first, second = await read_answer(reader), await read_answer(reader)
+                assert (first.status, second.status) == (status, 200), (first.body, second.body)
+    assert await values(api.database, "select count(*)::int from webhooks") == [8]
+
+
+async def test_framing_that_lies_behind_an_upgrade_is_refused(api: Api) -> None:
+    for framing in (
+        "transfer-encoding: xchunked",
+        "transfer-encoding: chunked\r\ncontent-length: 2",
+        "content-length: x",
     ):
-        answer = await the_answer(api, *pieces)
-        assert (answer.status, answer.code) == (400, "request_malformed")
-        assert "without the header 'Upgrade'" in answer.json["detail"]
+        lying = f"POST / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n{framing}\r\n\r\n0\r\n\r\n"
+        answer = await the_answer(api, lying.encode())
+        assert (answer.status, answer.code) == (400, "request_malformed"), framing
+
+
+HOSTS: tuple[tuple[str, int], ...] = (
+    ("host: api.example.org\r\n", 200),
+    ("host: [2001:db8::1]:8420\r\n", 200),
+    ("host:\r\n", 200),
+    ("", 400),
+    ("host: x\r\nhost: x\r\n", 400),
+    ("host: x\r\nHOST: y\r\n", 400),
+    ("host: x, y\r\n", 400),
+    ("host: x y\r\n", 400),
+    ("host: x/y\r\n", 400),
+    ("host: <x>\r\n", 400),
+    ("host: \xff\r\n", 400),
+)
+
+
+async def test_a_request_names_one_host(api: Api) -> None:
+    """RFC 9112 §3.2; HTTP/1.0 knows no such header."""
+    for lines, status in HOSTS:
+        for method in ("GET", "HEAD"):
+            request = f"{method} /docs HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
+            async with connected(api) as (reader, writer):
+                writer.write(request)
+                assert int((await reader.readline()).split()[1]) == status, lines
+    assert (await exchange(api.url, b"GET /docs HTTP/1.0\r\n\r\n")).status == 200
 
 
 async def test_a_client_that_asks_first_whether_to_send_its_body(api: Api) -> None:
@@ -356,15 +401,15 @@ async def test_two_requests_in_one_piece_get_two_answers(api: Api) -> None:
 
 
 async def test_junk_behind_good_requests_does_not_cost_them_their_answers(api: Api) -> None:
-    """A change that was made must be told; what comes after the junk is not read."""
+    """A change that was made must be told; the junk gets an answer of its own, and nothing after it is parsed."""
     customer = await api.customer()
     change = {**JSON, "x-mfa-code": api.code(customer)}
     good = (signed(api, customer, PATH), signed(api, customer, WEBHOOKS, "POST", WEBHOOK, change))
     never = signed(api, customer, PATH)
     found = await answers(api, b"".join(good) + b"\x00\x00\r\n\r\n" + never)
-    assert [answer.status for answer in found] == [200, 201]
+    assert [answer.status for answer in found] == [200, 201, 400]
     huge = b"GET / HTTP/1.1\r\nx-big: " + b"x" * (MAX_HEADER_BYTES + 1) + b"\r\n\r\n"
-    assert [answer.status for answer in await answers(api, signed(api, customer, PATH) + huge)] == [200]
+    assert [answer.status for answer in await answers(api, signed(api, customer, PATH) + huge)] == [200, 431]
 
 
 async def test_a_request_that_never_arrives(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +440,12 @@ async def test_a_client_that_hangs_up_in_the_middle_leaves_no_trace(api: Api, ca
     assert (await exchange(api.url, sent)).status == 201, "neither token nor code was spent"
 
 
-async def test_slow_sockets_and_junk_do_not_keep_a_good_client_waiting(api: Api) -> None:
+async def test_slow_sockets_and_junk_do_not_keep_a_good_client_waiting(database: Database) -> None:
+    async with running_api(database, options=ServerOptions(port=0, connections_per_address=1000)) as api:
+        await wait_beside_slow_sockets(api)
+
+
+async def wait_beside_slow_sockets(api: Api) -> None:
     customer = await api.customer()
     parts = urlsplit(api.url)
     slow = [await asyncio.open_connection(parts.hostname, parts.port) for _ in range(500)]

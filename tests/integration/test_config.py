@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -321,3 +323,29 @@ def test_secrets_are_in_no_repr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 )
 def test_secrets_are_in_no_message(tmp_path: Path, text: str) -> None:
     assert SECRET not in problem(tmp_path, MINIMAL + text)
+
+
+FILES = """
+import resource, sys
+from vaultevents.daemon import _files_allow
+hard = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+files = _files_allow(*map(int, sys.argv[2:]))
+print(files.attempts, files.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("hard", "wanted", "found"),
+    [
+        (8192, (4096, 1000), "4096 1000 5608"),
+        (4096, (4096, 1000), "2688 896 4096"),  # what remains is for the database, the nodes and the process
+        (1024, (0, 1000), "0 512 1024"),
+        (1024, (4096, 0), "512 0 1024"),
+        (600, (4096, 1000), "66 22 600"),
+    ],
+)
+def test_descriptors_are_divided_between_deliveries_and_the_api(hard: int, wanted: tuple[int, int], found: str) -> None:
+    command = [sys.executable, "-c", FILES, str(hard), *map(str, wanted)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert shown[-1] == found

@@ -97,7 +97,7 @@ def _add_rotation(app: FastAPI, desk: Desk) -> None:
                 change, webhook_id, secret, desk.key, secrets.token_bytes(NONCE_BYTES)
             )
         answer = models.NewSecret(secret_token=secret.reveal(), previous_valid_until=until)
-        return Response(answer.model_dump_json(by_alias=True), 200, {"cache-control": "no-store"}, JSON)
+        return Response(answer.model_dump_json(by_alias=True), media_type=JSON)
 
 
 def _accepted(answer: models.Answer) -> Response:

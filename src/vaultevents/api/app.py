@@ -18,7 +18,8 @@ from vaultevents.api.actions import add_actions
 from vaultevents.api.auth import Gate, unavailable
 from vaultevents.api.documentation import describe, page
 from vaultevents.api.handlers import Desk, add_routes
-from vaultevents.api.problems import Invalid, Problem, too_many, validation_failed
+from vaultevents.api.limits import AccountBusy
+from vaultevents.api.problems import MAX_ERRORS, Invalid, Problem, too_many, validation_failed
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable, VaulteventsError
 from vaultevents.core.pages import CursorUnknown
 from vaultevents.store.apikeys import KeyRing
@@ -79,7 +80,8 @@ def _problem(error: Exception) -> Problem:
         case Problem():
             return error
         case RequestValidationError():
-            return validation_failed([_invalid(one) for one in error.errors()])
+            found = error.errors()
+            return validation_failed([_invalid(part) for part in found[:MAX_ERRORS]], len(found))
         case HTTPException(status_code=404):
             return Problem("not_found", "there is nothing at this path: see /docs")
         case HTTPException(status_code=405):
@@ -100,12 +102,19 @@ def _problem(error: Exception) -> Problem:
             return too_many("mfa_locked", str(error), seconds or 1)
         case StepUpRefused(reason=reason):
             return Problem(_STEP_UP[reason], str(error))
+        case AccountBusy():
+            return too_many("rate_limited", str(error), 1)
         case DatabaseUnavailable() | DatabaseUnusable():
             return unavailable()
     return Problem("internal_error", "something went wrong here; tell the operator the requestId")
 
 
-_STEP_UP: Final = {"not_enrolled": "mfa_not_enrolled", "required": "mfa_required", "invalid": "mfa_code_invalid"}
+_STEP_UP: Final = {
+    "not_enrolled": "mfa_not_enrolled",
+    "required": "mfa_required",
+    "malformed": "mfa_code_malformed",
+    "invalid": "mfa_code_invalid",
+}
 
 _CODES: Final[Mapping[str, tuple[str, str]]] = {
     "missing": ("required", "is required"),

@@ -2,24 +2,30 @@
 
 ASGI middleware on the raw request, because a token signs the target and the body as they were sent. What it lets
 through carries a `Caller`; what it refuses is a problem. Detail about claims is told only after the signature verified.
+
+Requests that verify count for the rate of their key, all others for that of their address and key together. So nobody
+who has the API key alone can lock its owner out.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
 
+import structlog
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vaultevents import metrics
 from vaultevents.api import problems
-from vaultevents.api.limits import Buckets, Rate, SeenTokens
+from vaultevents.api.limits import Buckets, Rate, SeenTokens, neighbourhood, plain_address
 from vaultevents.api.problems import Problem, too_many
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
 from vaultevents.core.jsonbody import JsonMalformed, parse_json
@@ -37,12 +43,16 @@ from vaultevents.core.tokens import (
 )
 from vaultevents.store.apikeys import ApiKey, KeyRing
 
+log = structlog.get_logger("api")
+
 MAX_BODY_BYTES: Final = 16 * 1024
 OPEN_PATHS: Final = frozenset({"/v1/openapi.json", "/docs"})
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 WITHOUT_BODY: Final = frozenset({*READING, "DELETE"})
 MEDIA_TYPES: Final = frozenset({"application/json", "application/merge-patch+json"})
 ONCE: Final = frozenset({b"x-api-key", b"authorization", b"content-type", b"x-mfa-code", b"idempotency-key"})
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +81,21 @@ class Gate:
         self._hash_key = hash_key
         self._rules = rules
         self._now_s = now_s
-        self._known, self._strangers = Buckets(rate), Buckets(rate)
+        self._verified, self._guesses = Buckets(rate), Buckets(rate)
         self._seen = SeenTokens()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = secrets.token_hex(8)
+        request_id = _request_id(scope)
+        structlog.contextvars.bind_contextvars(request_id=request_id)
         target = _target(scope)
         path, _, query = target.partition("?")
         # routes are chosen by the very characters that were signed: nothing is decoded
         scope = {**scope, "path": path, "raw_path": path.encode(), "query_string": query.encode()}
         scope["state"] = {**scope.get("state", {}), "request_id": request_id}
-        send = _counted(scope, send)
+        send = _marked(scope, send)
         try:
             if path not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):
                 scope["state"]["caller"], body = await self._admit(scope, receive, target)
@@ -95,33 +106,51 @@ class Gate:
             await self._app(scope, receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive, target: str) -> tuple[Caller, bytes]:
-        method = scope["method"]
         _check_repeats(scope)
         api_key, authorization = _header(scope, b"x-api-key"), _header(scope, b"authorization")
         if not api_key or not authorization:
             raise Problem("credentials_missing", "send the headers 'x-api-key' and 'Authorization: Bearer <JWT>'")
         key = await self._find(api_key)
-        self._limit(key, scope)
+        address = neighbourhood(_address(scope))
+        source = address if key is None else f"{address} {key.id}"
+        if wait_s := self._guesses.wait_s(source) if key is None else self._verified.wait_s(key.id):
+            raise _limited(wait_s)
+        try:
+            key, token, body = await self._verify(key, authorization, scope, receive, target)
+        except Problem as refused:
+            if wait_s := self._guesses.take(source):
+                raise _limited(wait_s, refused.headers) from None
+            raise
+        if wait_s := self._verified.take(key.id):
+            raise _limited(wait_s)
+        _check_json(scope, body)
+        digest = replay_digest(key.id, token)
+        if scope["method"] in READING:
+            if not self._seen.add(digest):
+                raise _replayed()
+        elif key.role != "manage":
+            raise Problem("role_insufficient", "this API key has the role 'read': use one with the role 'manage'")
+        return Caller(key, digest, _header(scope, b"x-mfa-code") or None), body  # an empty one is none
+
+    async def _verify(
+        self, key: ApiKey | None, authorization: str, scope: Scope, receive: Receive, target: str
+    ) -> tuple[ApiKey, Token, bytes]:
+        """Return what a request proves to come from the owner of the key: all that fails here counts as a guess."""
         token = _token(authorization)
         keys = [] if key is None else self._valid_keys(key)
         if not signed_by(token, keys) or key is None:  # an unknown API key takes as long as a wrong signature
             raise Problem("credentials_invalid", "the API key is not known, or the token is not signed with its key")
         _check_address(key, scope)
         body = await _body(scope, receive)
-        if body and method in WITHOUT_BODY:
-            raise Problem("body_not_allowed", f"send {method} without a body")
+        if body and scope["method"] in WITHOUT_BODY:
+            raise Problem("body_not_allowed", f"send {scope['method']} without a body")
         try:
             check_claims(token, Presented(target, body), self._now_s(), self._rules)
         except TokenRejected as rejected:
             raise Problem(rejected.code, str(rejected)) from None
-        _check_json(scope, body)
-        digest = replay_digest(key.id, token)
-        if method in READING:
-            if not self._seen.add(digest):
-                raise Problem("token_replayed", "a token is good for one request: sign each one with a new nonce")
-        elif key.role != "manage":
-            raise Problem("role_insufficient", "this API key has the role 'read': use one with the role 'manage'")
-        return Caller(key, digest, _header(scope, b"x-mfa-code") or None), body  # an empty one is none
+        if scope["method"] in READING and replay_digest(key.id, token) in self._seen:
+            raise _replayed()
+        return key, token, body
 
     async def _find(self, api_key: str) -> ApiKey | None:
         try:
@@ -130,12 +159,6 @@ class Gate:
             raise unavailable() from None
         return self._ring.find(keyed_hash(self._hash_key, api_key))
 
-    def _limit(self, key: ApiKey | None, scope: Scope) -> None:
-        """Counts the request, before any work that an attacker could make expensive."""
-        wait_s = self._strangers.take(_neighbourhood(scope)) if key is None else self._known.take(key.id)
-        if wait_s:
-            raise too_many("rate_limited", f"too many requests: wait {math.ceil(wait_s)} s", math.ceil(wait_s))
-
     def _valid_keys(self, key: ApiKey) -> list[RSAPublicKey]:
         now_s = self._now_s()
         ends = [(one.der, one.valid_until) for one in key.public_keys]
@@ -143,6 +166,16 @@ class Gate:
 
 
 _loaded = lru_cache(maxsize=10_000)(load_public_key)
+
+
+def _limited(wait_s: float, headers: Mapping[str, str] | None = None) -> Problem:
+    problem = too_many("rate_limited", f"too many requests: wait {math.ceil(wait_s)} s", math.ceil(wait_s))
+    problem.headers |= headers or {}  # such as the end of the connection
+    return problem
+
+
+def _replayed() -> Problem:
+    return Problem("token_replayed", "a token is good for one request: sign each one with a new nonce")
 
 
 def unavailable() -> Problem:
@@ -183,13 +216,11 @@ def _token(authorization: str) -> Token:
 
 
 def _address(scope: Scope) -> IPv4Address | IPv6Address | None:
-    """Where the request comes from; a socket for both families tells IPv4 addresses as IPv6 ones."""
+    """Where the request comes from."""
     try:
-        address = ip_address(scope["client"][0] if scope.get("client") else "")
+        return plain_address(ip_address(scope["client"][0] if scope.get("client") else ""))
     except ValueError:
         return None
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return mapped or address
 
 
 def _check_address(key: ApiKey, scope: Scope) -> None:
@@ -198,12 +229,6 @@ def _check_address(key: ApiKey, scope: Scope) -> None:
     address = _address(scope)
     if address is None or not any(address in ip_network(network) for network in key.allowed):
         raise Problem("ip_not_allowed", f"requests with this API key may not come from {address or 'here'}")
-
-
-def _neighbourhood(scope: Scope) -> str:
-    """Whose guesses are counted together: an IPv4 address, or the /64 that one IPv6 customer has."""
-    address = _address(scope)
-    return str(ip_network((address, 64), strict=False)) if isinstance(address, IPv6Address) else str(address)
 
 
 async def _body(scope: Scope, receive: Receive) -> bytes:
@@ -238,16 +263,50 @@ def _check_json(scope: Scope, body: bytes) -> None:
         raise Problem("json_malformed", str(malformed)) from None
 
 
-def _counted(scope: Scope, send: Send) -> Send:
-    """Counts the answer by its route, which is known when it begins; what is refused before has none."""
+def _request_id(scope: Scope) -> str:
+    """Return the caller's id of the request where it is well-formed, else a new one."""
+    sent = [value for name, value in scope["headers"] if name == b"x-request-id"]
+    return sent[0].decode() if len(sent) == 1 and _REQUEST_ID.fullmatch(sent[0]) else secrets.token_hex(8)
 
-    async def counting(message: Message) -> None:
+
+def _marked(scope: Scope, send: Send) -> Send:
+    """Give the answer its id, forbid caches to keep what is an account's, count it by its route and log it."""
+    began_s = time.monotonic()
+
+    async def marking(message: Message) -> None:
         if message["type"] == "http.response.start":
+            headers = [*message["headers"], (b"x-request-id", scope["state"]["request_id"].encode())]
             static = scope["path"] if scope["path"] in OPEN_PATHS else "none"
-            metrics.request(scope["route"].path if "route" in scope else static, message["status"])
+            if static == "none":
+                headers.append((b"cache-control", b"no-store"))
+            message = {**message, "headers": headers}
+            # the route is known when an answer begins; what is refused before has none
+            route = scope["route"].path if "route" in scope else static
+            metrics.request(route, message["status"])
+            _log(scope, route, message["status"], time.monotonic() - began_s)
         await send(message)
 
-    return counting
+    return marking
+
+
+def _log(scope: Scope, route: str, status: int, seconds: float) -> None:
+    """Log changes and our own failures; all else only at level debug, since anybody can cause it."""
+    caller: Caller | None = scope["state"].get("caller")
+    if status >= 500:
+        write = log.warning
+    elif caller is not None and scope["method"] not in READING:
+        write = log.info
+    else:
+        write = log.debug
+    write(
+        "request_answered",
+        method=scope["method"],
+        route=route,
+        status=status,
+        account=None if caller is None else caller.key.account_id,
+        key=None if caller is None else caller.key.id,
+        ms=round(seconds * 1000),
+    )
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from vaultevents.api import models
 from vaultevents.api.auth import MAX_BODY_BYTES, Caller
-from vaultevents.api.limits import Rate
+from vaultevents.api.limits import AccountShares, Rate, Shares
 from vaultevents.api.problems import Invalid, Problem, validation_failed
 from vaultevents.core.errors import InputError
 from vaultevents.core.pages import decode_cursor, encode_cursor
@@ -68,18 +68,28 @@ class Desk:
     rate: Rate
     max_webhooks: int
     now_s: Callable[[], float]
+    shares: AccountShares = field(default_factory=lambda: AccountShares(Shares()))
 
-    def reading(self, caller: Caller) -> AbstractAsyncContextManager[Connection]:
+    @asynccontextmanager
+    async def reading(self, caller: Caller) -> AsyncIterator[Connection]:
         """A transaction that sees the caller's account."""
-        return self.database.reading(caller.key.account_id)
+        account_id = caller.key.account_id
+        async with self.shares.share(account_id), self.database.reading(account_id) as connection:
+            yield connection
 
-    def changing(self, caller: Caller) -> AbstractAsyncContextManager[Change]:
+    @asynccontextmanager
+    async def changing(self, caller: Caller) -> AsyncIterator[Change]:
         """The transaction of a change: the token, the step-up code and the change stand or fall together (A13, A15)."""
-        return mutation(self.database, self._grant(caller), self.key)
+        account_id = caller.key.account_id
+        async with self.shares.share(account_id), mutation(self.database, self._grant(caller), self.key) as change:
+            yield change
 
-    def acting(self, caller: Caller) -> AbstractAsyncContextManager[Connection]:
+    @asynccontextmanager
+    async def acting(self, caller: Caller) -> AsyncIterator[Connection]:
         """The transaction of a request that needs no step-up code: it spends its token (A13)."""
-        return action(self.database, self._grant(caller))
+        account_id = caller.key.account_id
+        async with self.shares.share(account_id), action(self.database, self._grant(caller)) as connection:
+            yield connection
 
     def _grant(self, caller: Caller) -> Grant:
         return Grant(caller.key.account_id, caller.token_digest, caller.code, self.now_s())
@@ -198,7 +208,7 @@ def _add_webhooks(app: FastAPI, desk: Desk) -> None:
                 if idempotency is not None:
                     await customers.keep_answer(change, idempotency, webhook.id, answer, desk.key, _nonce())
         location = f"/v1/account/webhooks/{json.loads(answer.reveal())['id']}"
-        return Response(answer.reveal(), 201, {"location": location, "cache-control": "no-store"}, JSON)
+        return Response(answer.reveal(), 201, {"location": location}, JSON)
 
     @app.get("/v1/account/webhooks/{webhook_id}", response_model=models.WebhookEntry, summary="One webhook")
     async def webhook(request: Request, webhook_id: str) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -13,6 +13,10 @@ from starlette.responses import Response
 from vaultevents import metrics
 
 MEDIA_TYPE: Final = "application/problem+json"
+MAX_ERRORS: Final = 10
+"""How many of the errors of one request are named; the others are counted."""
+MAX_DETAIL: Final = 300
+"""Characters of the text of one error."""
 
 CODES: Final[Mapping[str, tuple[int, str]]] = {
     "request_malformed": (400, "The request is not well-formed HTTP"),
@@ -28,6 +32,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "token_nonce_invalid": (401, "The token's nonce is invalid"),
     "token_replayed": (401, "The token was used before"),
     "mfa_required": (401, "A step-up code is required"),
+    "mfa_code_malformed": (401, "The step-up code is malformed"),
     "mfa_code_invalid": (401, "The step-up code is wrong"),
     "role_insufficient": (403, "The API key may only read"),
     "ip_not_allowed": (403, "The API key may not be used from this address"),
@@ -45,6 +50,7 @@ CODES: Final[Mapping[str, tuple[int, str]]] = {
     "mfa_locked": (429, "Step-up is locked"),
     "headers_too_large": (431, "The header block is too large"),
     "internal_error": (500, "Something went wrong here"),
+    "too_many_connections": (503, "Too many connections are open"),
     "unavailable": (503, "The service cannot answer now"),
 }
 """Every code a client can meet, with its status and title. Codes are stable; titles and details are for people."""
@@ -83,9 +89,16 @@ class Problem(Exception):
         self.status = CODES[code][0]
 
 
-def validation_failed(errors: Sequence[Invalid]) -> Problem:
-    """One answer for all that is wrong with a request."""
-    return Problem("validation_failed", "; ".join(error.detail for error in errors), errors=errors)
+def validation_failed(errors: Sequence[Invalid], total: int | None = None) -> Problem:
+    """Return one answer for what is wrong with a request: the first errors of `total`, each cut to a bounded size."""
+    shown = [replace(error, detail=_cut(error.detail)) for error in errors[:MAX_ERRORS]]
+    detail = "; ".join(error.detail for error in shown)
+    more = (len(errors) if total is None else total) - len(shown)
+    return Problem("validation_failed", f"{detail}; and {more} more" if more else detail, errors=shown)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_DETAIL else f"{text[:MAX_DETAIL]}…"
 
 
 def too_many(code: str, detail: str, retry_after_s: int) -> Problem:

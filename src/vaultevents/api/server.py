@@ -15,18 +15,24 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from vaultevents.api.connection import BoundedProtocol
+from vaultevents.api import connection
+from vaultevents.api.admission import Acceptor, ConnectionLimits, Slot, Transport
+from vaultevents.api.connection import ARRIVAL_S, READ_BYTES, BoundedProtocol, SmallReads
+from vaultevents.api.problems import Problem
 from vaultevents.core.errors import ConfigError
 
 BACKLOG = 2048
 DRAIN_S = 8
+KERNEL_BYTES = 64 * 1024
+"""What the kernel may keep of a connection in each direction (Linux doubles it for its own use)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """Where to listen, with what certificate, and which peers may tell a client's address (`X-Forwarded-For`).
 
-    `what` listens there by the settings of `table`, for messages.
+    `what` listens there by the settings of `table`, for messages. At most `max_connections` are open, and
+    `connections_per_address` from one peer that is no trusted proxy. An answer may stay unread for `answer_s`.
     """
 
     host: str = "127.0.0.1"
@@ -36,6 +42,9 @@ class ServerOptions:
     trusted_proxies: tuple[str, ...] = ()
     what: str = "the API"
     table: str = "api"
+    max_connections: int = 1000
+    connections_per_address: int = 100
+    answer_s: float = 10.0
 
 
 def bind(options: ServerOptions) -> socket.socket:
@@ -48,6 +57,8 @@ def bind(options: ServerOptions) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            for direction in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # of every connection, else megabytes for each
+                listener.setsockopt(socket.SOL_SOCKET, direction, KERNEL_BYTES)
             listener.bind(address)
             listener.listen(BACKLOG)
         except OSError:
@@ -97,7 +108,7 @@ async def serve(
             f"api.certificate_file and api.key_file cannot be used ({error.strerror or error}): name a PEM certificate "
             "chain and its key"
         ) from None
-    server = _Server(config, now_s)
+    server = _Server(config, options, now_s)
     ending = asyncio.create_task(_exit_on(stop, server))
     try:
         await server.serve([listener])
@@ -117,19 +128,64 @@ async def _exit_on(stop: asyncio.Event, server: uvicorn.Server) -> None:
     server.should_exit = True
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to the daemon, and dates its answers by the service clock (D15)."""
+_FULL = Problem("too_many_connections", "too many connections are open: close some", headers={"retry-after": "1"})
 
-    def __init__(self, config: uvicorn.Config, now_s: Callable[[], float]) -> None:
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the daemon, dates its answers by the service clock (D15), and bounds its connections."""
+
+    def __init__(self, config: uvicorn.Config, options: ServerOptions, now_s: Callable[[], float]) -> None:
         super().__init__(config)
+        self._options = options
         self._now_s = now_s
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._accepting: list[asyncio.Task[None]] = []
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections, without asyncio's server: that one accepts until there are no descriptors left."""
+        await self.lifespan.startup()
+        options = self._options
+        limits = ConnectionLimits(
+            options.max_connections,
+            options.connections_per_address,
+            tuple(map(ip_network, options.trusted_proxies)),
+        )
+        transport = Transport(self.config.ssl, handshake_s=ARRIVAL_S, close_s=options.answer_s)
+        self.servers = []
+        self._accepting = [
+            asyncio.create_task(Acceptor(listener, limits, transport, self._connect, self._refusal).run())
+            for listener in sockets or ()
+        ]
+        self.started = True
+
+    def _connect(self, slot: Slot) -> SmallReads:
+        protocol = BoundedProtocol(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            slot=slot,
+            answer_s=self._options.answer_s,
+        )
+        return SmallReads(protocol, self._buffer)
+
+    def _refusal(self) -> bytes:
+        return connection.answer(_FULL, self.server_state.default_headers)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await super().shutdown(sockets)
+
     async def on_tick(self, counter: int) -> bool:
         ends = await super().on_tick(counter)
+        for task in self._accepting:
+            if task.done():
+                task.result()  # accepting ends only with an error of ours
         date = formatdate(self._now_s(), usegmt=True).encode()
         self.server_state.default_headers = [(b"date", date)]
         return ends

@@ -31,13 +31,18 @@ def new_seed(random_bytes: bytes) -> Secret:
     return Secret(base64.b32encode(random_bytes).decode("ascii"))
 
 
+def is_code(text: str) -> bool:
+    """Report whether `text` has the form of a code: six ASCII digits."""
+    return _CODE.fullmatch(text) is not None
+
+
 def matching_step(seed: Secret, code: str, now_s: float) -> int | None:
     """The step (Unix time / 30 s) that `code` belongs to: the present one, the one before or the one after.
 
     The newest if several fit, `None` if none does or `code` is not six ASCII digits. All three are always compared, in
     constant time.
     """
-    if not _CODE.fullmatch(code):
+    if not is_code(code):
         return None
     codes = pyotp.HOTP(seed.reveal())
     present = int(now_s // STEP_S)

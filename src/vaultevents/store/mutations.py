@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from vaultevents.core.errors import VaulteventsError
 from vaultevents.core.sealing import MasterKey, open_sealed
-from vaultevents.core.stepup import STEP_S, lock_s, matching_step
+from vaultevents.core.stepup import STEP_S, is_code, lock_s, matching_step
 from vaultevents.store.cursors import lock_registry
 from vaultevents.store.mfa import seed_aad
 from vaultevents.store.pool import Connection, Database
@@ -46,7 +46,7 @@ class StepUpRefused(VaulteventsError):
 
     def __init__(
         self,
-        reason: Literal["not_enrolled", "required", "invalid", "locked"],
+        reason: Literal["not_enrolled", "required", "malformed", "invalid", "locked"],
         detail: str,
         retry_after_s: int | None = None,
     ) -> None:
@@ -81,6 +81,8 @@ class Change:
             raise _locked(factor["locked_s"])
         if code is None:
             raise StepUpRefused("required", "send the present code of the second factor as the header 'X-MFA-Code'")
+        if not is_code(code):  # no guess: it cannot be right
+            raise StepUpRefused("malformed", "the header 'X-MFA-Code' has to be six digits, without a space")
         seed = open_sealed(self._key, factor["sealed"], seed_aad(self.account_id))
         step = matching_step(seed, code, self._grant.now_s)
         if step is None:
