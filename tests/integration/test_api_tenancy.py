@@ -121,7 +121,15 @@ from information_schema.columns c where c.table_schema = current_schema() group 
 """Every table of the schema, and how to tell whose a row is; null where nobody's."""
 
 SHARED = {"cursors", "discovery", "feed", "hash_key", "key_ring", "migrations", "network", "registry", "reports"}
-SHARED |= {"near_blocks", "nodes", "quarantined_addresses", "quarantined_logs", "row_totals", "validators"}
+SHARED |= {
+    "health_probe",
+    "near_blocks",
+    "nodes",
+    "quarantined_addresses",
+    "quarantined_logs",
+    "row_totals",
+    "validators",
+}
 
 
 async def belongings(database: Database, account_id: str) -> dict[str, list[str]]:

@@ -107,10 +107,18 @@ _REPLIES = msgspec.json.Decoder(list[_Reply] | _Reply)
 
 
 def new_session(patience: Patience) -> aiohttp.ClientSession:
-    """A session for all nodes of an upstream: deadlines, no cookies, no proxy from the environment."""
-    timeout = aiohttp.ClientTimeout(total=patience.total_s, sock_connect=patience.connect_s)
+    """A session for all nodes of an upstream: deadlines, no cookies, no proxy from the environment.
+
+    Nodes are named by the operator, so the host's own resolver is asked, with all that it is configured for; by itself
+    aiohttp would take c-ares.
+    """
     return aiohttp.ClientSession(
-        timeout=timeout, trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, headers=_HEADERS
+        connector=aiohttp.TCPConnector(resolver=aiohttp.ThreadedResolver()),
+        timeout=aiohttp.ClientTimeout(total=patience.total_s, sock_connect=patience.connect_s),
+        trust_env=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        headers=_HEADERS,
     )
 
 

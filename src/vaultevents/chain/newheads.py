@@ -104,7 +104,11 @@ class NewHeads:
         try:
             async with (
                 aiohttp.ClientSession(
-                    timeout=timeout, trust_env=False, cookie_jar=aiohttp.DummyCookieJar(), trace_configs=[redirects]
+                    connector=aiohttp.TCPConnector(resolver=aiohttp.ThreadedResolver()),
+                    timeout=timeout,
+                    trust_env=False,
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                    trace_configs=[redirects],
                 ) as session,
                 asyncio.timeout(terms.answer_s) as deadline,
                 session.ws_connect(

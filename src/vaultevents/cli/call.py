@@ -186,7 +186,9 @@ async def _send(method: str, target: URL, headers: Mapping[str, str], body: byte
     origin = target.origin()
     try:
         async with (
-            aiohttp.ClientSession(timeout=TIMEOUT, trust_env=False) as session,
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(resolver=aiohttp.ThreadedResolver()), timeout=TIMEOUT, trust_env=False
+            ) as session,
             session.request(method, target, headers=headers, data=body or None, allow_redirects=False) as answer,
         ):
             content = await answer.read()
