@@ -16,8 +16,6 @@ from vaultevents.store import mfa
 from vaultevents.store.mutations import Change, Grant, mutation
 from vaultevents.store.pool import Database
 
-WRONG = "00000x"
-
 _serial = count(1)
 
 
@@ -42,6 +40,12 @@ class Customer:
         """What a request half a minute after the last one brings: a token of its own, and its code or the one told."""
         self.now_s += STEP_S
         return Grant(self.account_id, fresh_bytes(32), code or self.code(), self.now_s)
+
+    def wrong_grant(self) -> Grant:
+        """Likewise, with six digits that no step near has."""
+        step = int(self.now_s // STEP_S)
+        right = {pyotp.HOTP(self.seed).at(near) for near in range(step - 2, step + 5)}
+        return self.grant(next(code for code in map("{:06}".format, range(10)) if code not in right))
 
 
 async def enrolled(database: Database, account_id: str = "acme") -> Customer:

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import pytest
 
-from step_up_stories import WRONG, Customer, changing, enrolled, fresh_bytes
+from step_up_stories import Customer, changing, enrolled, fresh_bytes
 from store_stories import (
     KEY,
     account,
@@ -208,7 +208,7 @@ async def test_a_hundred_guesses_at_once_are_counted_one_by_one_until_the_lock(
     await account(any_database)
     acme = await enrolled(any_database)
     async with replica(any_postgres, any_database) as other:
-        guesses = [acme.grant(WRONG) for _ in range(100)]
+        guesses = [acme.wrong_grant() for _ in range(100)]
         found = await asyncio.gather(
             *(outcome(other if number % 2 else any_database, guess) for number, guess in enumerate(guesses))
         )
@@ -223,8 +223,8 @@ async def test_the_lock_doubles_and_a_right_code_lifts_nothing_before_its_end(an
     ahead_s = 0.0
     for guesses, lock_s in ((5, 900), (3, 1800), (3, 3600)):
         for _ in range(guesses - 1):
-            assert (await refusal(any_database, acme.grant(WRONG))).reason == "invalid"
-        last = await refusal(any_database, acme.grant(WRONG))
+            assert (await refusal(any_database, acme.wrong_grant())).reason == "invalid"
+        last = await refusal(any_database, acme.wrong_grant())
         assert (last.reason, last.retry_after_s) == ("locked", lock_s)
         right = await refusal(any_database, acme.grant())
         assert right.reason == "locked"
@@ -238,7 +238,7 @@ async def test_the_lock_doubles_and_a_right_code_lifts_nothing_before_its_end(an
     assert await factor(any_database) == (0, 11, False)
     assert await outcome(any_database, acme.grant()) == "changed"
     assert await factor(any_database) == (step(acme), 0, False)
-    found = [await outcome(any_database, acme.grant(WRONG)) for _ in range(5)]
+    found = [await outcome(any_database, acme.wrong_grant()) for _ in range(5)]
     assert found == ["invalid"] * 4 + ["locked"], "five guesses again"
 
 
@@ -248,7 +248,7 @@ async def test_resetting_a_factor_lifts_its_lock_and_the_old_codes_are_gone(any_
     with pytest.raises(InputError, match="second factor already: 'vaultevents mfa reset acme' removes it"):
         await enrolled(any_database)
     for _ in range(5):
-        await outcome(any_database, old.grant(WRONG))
+        await outcome(any_database, old.wrong_grant())
     await mfa.reset(any_database, "acme")
     assert await outcome(any_database, old.grant()) == "not_enrolled"
     with pytest.raises(InputError, match="has no second factor"):
