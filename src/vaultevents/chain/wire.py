@@ -199,13 +199,15 @@ def _withdrawals(node: str, what: str, wire: _WireBlock) -> tuple[Withdrawal, ..
 
 
 def _check_withdrawals(node: str, what: str, withdrawals: Sequence[Withdrawal], root: str) -> None:
-    if list_root([_encoded(one) for one in withdrawals]) != data(node, f"the withdrawals root of {what}", root, 32):
+    if list_root([_encoded(withdrawal) for withdrawal in withdrawals]) != data(
+        node, f"the withdrawals root of {what}", root, 32
+    ):
         raise NodeFault(node, f"the {len(withdrawals)} withdrawals of {what} do not make up the root in its header")
 
 
-def _encoded(one: Withdrawal) -> bytes:
-    numbers = encode_int(one.index), encode_int(one.validator_index)
-    return encode_list((*numbers, encode_bytes(one.address), encode_int(one.amount_gwei)))
+def _encoded(withdrawal: Withdrawal) -> bytes:
+    numbers = encode_int(withdrawal.index), encode_int(withdrawal.validator_index)
+    return encode_list((*numbers, encode_bytes(withdrawal.address), encode_int(withdrawal.amount_gwei)))
 
 
 def _decoded(node: str, what: str, decoder: msgspec.json.Decoder[Wire], raw: msgspec.Raw) -> Wire:

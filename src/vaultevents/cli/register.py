@@ -294,7 +294,7 @@ def webhook_list(account_id: AccountArgument, config: ConfigOption = None, as_js
 
     found = complete(work())
     if as_json:
-        put_json({"webhooks": [{**_state_json(one), "createdAt": one.created_at} for one in found]})
+        put_json({"webhooks": [{**_state_json(stored), "createdAt": stored.created_at} for stored in found]})
         return
     rows = [
         (

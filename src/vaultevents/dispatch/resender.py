@@ -39,7 +39,7 @@ RECONNECT_S: Final = 0.5
 PUT_BACK_S: Final = 5.0
 """After a fault of this host a request is due again."""
 
-_PUT_BACK: Final = LOCAL_FAULTS - {"sealed"}  # that would last, and whoever asked wants to know what came of it
+_PUT_BACK: Final = LOCAL_FAULTS - {"sealed"}  # that would last, and the customer who asked has to see it
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,9 @@ class Resender:
                 log.warning("attempts_put_back", resends=len(prevented), problem=problem, retry_in_s=PUT_BACK_S)
                 metrics.put_back(str(result.error) for result in prevented)
             if finished:
-                log.info("resends_settled", attempts=len(finished), accepted=sum(one.accepted for one in finished))
+                log.info(
+                    "resends_settled", attempts=len(finished), accepted=sum(result.accepted for result in finished)
+                )
                 metrics.resends(finished)
             if held < len(finished):
                 log.warning("leases_lost", attempts=len(finished) - held)
