@@ -1,4 +1,4 @@
-"""One frozen `Settings`: the TOML file, then the environment over it (secrets belong there). Parsed once."""
+"""Settings: the TOML file, overridden by the environment. Parsed once, then frozen."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ DEFAULT_FILE = Path("vaultevents.toml")
 ENV_PREFIX = "VAULTEVENTS_"
 ENV_FILE = f"{ENV_PREFIX}CONFIG"
 CALL_KEY_VARIABLE, CALL_URL_VARIABLE = f"{ENV_PREFIX}API_KEY", f"{ENV_PREFIX}API_URL"
-"""What 'vaultevents call' reads besides its options; no settings."""
+"""Variables of 'vaultevents call'; no settings."""
 NEW_KEY_VARIABLE = f"{ENV_PREFIX}NEW_MASTER_KEY"
-"""What 'vaultevents rotate-master-key' reads besides its options; no setting."""
+"""Variable of 'vaultevents rotate-master-key'; no setting."""
 
 Network: TypeAlias = Literal["devnet", "hoodi", "mainnet"]
 NETWORKS: tuple[Network, ...] = get_args(Network)
 CHAIN_IDS = {"hoodi": 560048, "mainnet": 1}
-"""A devnet may have any."""
+"""Chain ids of public networks; a devnet may have any."""
 PATHS = (
     "data_dir",
     "master_key_file",
@@ -55,11 +55,11 @@ PATHS = (
     "api.certificate_file",
     "api.key_file",
 )
-"""Settings of the file that count from its directory when they are relative."""
+"""Paths that are relative to the directory of the file."""
 
 
 def _rule(check: Any) -> Any:
-    """Lets a rule of the core, which is for texts, speak as a validator: its sentence becomes the message."""
+    """Turn a parser of `core` into a validator; the text of its error becomes the message."""
 
     def validate(value: Any) -> Any:
         if not isinstance(value, str):
@@ -77,7 +77,7 @@ def _split(value: Any) -> Any:
 
 
 def _url(whose: str, *schemes: str) -> Callable[[SecretStr], SecretStr]:
-    """A URL of one of the schemes, with a host. What is wrong with it is told without it: it may hold a key."""
+    """Return a validator of URLs with these schemes and a host. Its messages omit the URL, which may hold a key."""
 
     def check(url: SecretStr) -> SecretStr:
         if not url.get_secret_value().startswith(tuple(f"{scheme}://" for scheme in schemes)):
@@ -95,7 +95,7 @@ def _url(whose: str, *schemes: str) -> Callable[[SecretStr], SecretStr]:
 
 
 def _meant(value: Any) -> Any:
-    """No setting is a boolean, which would pass as 0 or 1, and none says anything by being an empty text."""
+    """Refuse booleans, which would pass as 0 or 1, and empty texts."""
     if isinstance(value, bool):
         raise ValueError("should not be true or false")
     if value == "":
@@ -104,7 +104,7 @@ def _meant(value: Any) -> Any:
 
 
 COMMAS = BeforeValidator(_split)
-"""A list that may also be a text with commas, as the environment has it."""
+"""Accept a text with commas as a list, as in the environment."""
 
 
 def _proxy(url: SecretStr) -> SecretStr:
@@ -148,73 +148,237 @@ class Section(BaseModel):
 
 
 class ExecutionSettings(Section):
-    """How the execution chain is read."""
+    """Reading of the execution chain."""
 
-    urls: Annotated[tuple[Url, ...], NoDecode, COMMAS] = ()
-    websocket_urls: Annotated[tuple[SocketUrl, ...], NoDecode, COMMAS] = ()
-    head: str = "finalized"
-    headers: Literal["every", "edges"] = "edges"
-    poll_interval_s: Seconds = 4.0
-    span_blocks: int = Field(default=1000, ge=1, le=100_000)
-    max_range_blocks: int = Field(default=10_000, ge=1, le=100_000)
-    batch_size: int = Field(default=100, ge=1, le=1000)
-    ask: int | None = Field(default=None, ge=1)
-    completeness: Literal["union", "receipts"] = "union"
-    blooms_per_day: int = Field(default=10_000, ge=0)
-    max_answer_mb: int = Field(default=32, ge=1, le=4096)
-    max_receipt_mb: int = Field(default=128, ge=1, le=4096)
-    timeout_s: Seconds = 30.0
-    audit_blocks_per_s: float = Field(default=20.0, ge=0, allow_inf_nan=False)
+    urls: Annotated[tuple[Url, ...], NoDecode, COMMAS] = Field(
+        default=(),
+        description=(
+            "Execution nodes (JSON-RPC over HTTP), the preferred node first. With several, one honest node suffices."
+        ),
+    )
+    websocket_urls: Annotated[tuple[SocketUrl, ...], NoDecode, COMMAS] = Field(
+        default=(),
+        description="WebSocket URLs of nodes that announce new blocks. An announcement triggers the next poll early.",
+    )
+    head: str = Field(
+        default="finalized",
+        description=(
+            "Newest block from which fundings and claims are read: `finalized`, `safe` or `latest-N` (N blocks below "
+            "the head). Above the finalized block a reorg can make an event untrue."
+        ),
+    )
+    headers: Literal["every", "edges"] = Field(
+        default="edges",
+        description=(
+            "Headers that a backfill reads: `edges` (those of blocks with events) or `every` (all, linked to each "
+            "other)."
+        ),
+    )
+    poll_interval_s: Seconds = Field(default=4.0, description="Pause between two polls for a new block.")
+    span_blocks: int = Field(
+        default=1000,
+        ge=1,
+        le=100_000,
+        description="Blocks per commit. A backfill commits `max_range_blocks` at once if that is larger.",
+    )
+    max_range_blocks: int = Field(
+        default=10_000,
+        ge=1,
+        le=100_000,
+        description=(
+            "Largest block range of one `eth_getLogs` call. Below it the range adapts to what each node accepts."
+        ),
+    )
+    batch_size: int = Field(default=100, ge=1, le=1000, description="Largest number of calls in one JSON-RPC batch.")
+    ask: int | None = Field(
+        default=None,
+        ge=1,
+        description=(
+            "Number of nodes that are asked at the same time which blocks hold logs; all by default. The audit asks "
+            "every node."
+        ),
+    )
+    completeness: Literal["union", "receipts"] = Field(
+        default="union",
+        description=(
+            "`union` reads each block that any node reports to hold logs. `receipts` reads each block whose bloom may "
+            "hold a watched log: for one node of your own."
+        ),
+    )
+    blooms_per_day: int = Field(
+        default=10_000,
+        ge=0,
+        description=(
+            "Blocks a day that are read only because of their bloom, where a single node answers. The live streams "
+            "and the audit have this budget each."
+        ),
+    )
+    max_answer_mb: int = Field(
+        default=32,
+        ge=1,
+        le=4096,
+        description="Largest response that is read from a node, in MiB.",
+    )
+    max_receipt_mb: int = Field(
+        default=128,
+        ge=1,
+        le=4096,
+        description="Largest single receipt that is read, in MiB, for a block that is too large for one response.",
+    )
+    timeout_s: Seconds = Field(default=30.0, description="Timeout of one request to a node.")
+    audit_blocks_per_s: float = Field(
+        default=20.0,
+        ge=0,
+        allow_inf_nan=False,
+        description=(
+            "Blocks a second that the background audit reads again, for each node and stream. 0 disables the audit."
+        ),
+    )
 
 
 class BeaconSettings(Section):
-    """How the beacon chain is read; without a URL activations, exits and withdrawals are not watched."""
+    """Reading of the beacon chain."""
 
-    urls: Annotated[tuple[Url, ...], NoDecode, COMMAS] = ()
-    poll_interval_s: Seconds = 12.0
-    scan: Literal["json", "ssz"] = "json"
-    timeout_s: Seconds = 30.0
+    urls: Annotated[tuple[Url, ...], NoDecode, COMMAS] = Field(
+        default=(),
+        description=(
+            "Beacon nodes (Beacon API over HTTP), the preferred node first. Without one, activations, exits and "
+            "withdrawals are not watched."
+        ),
+    )
+    poll_interval_s: Seconds = Field(default=12.0, description="Pause between two polls for finality.")
+    scan: Literal["json", "ssz"] = Field(
+        default="json",
+        description=(
+            "Source of the whole validator set: `json` (the validators list) or `ssz` (the state from the debug "
+            "routes, several times faster)."
+        ),
+    )
+    timeout_s: Seconds = Field(default=30.0, description="Timeout of one request to a beacon node.")
 
 
 class ReportSettings(Section):
-    """Where the files of oracle reports come from; without a gateway reports are not watched."""
+    """Files of oracle reports."""
 
-    gateways: Annotated[tuple[Url, ...], NoDecode, COMMAS] = ()
-    poll_interval_s: Seconds = 12.0
-    simulate: Literal["off", "on"] = "off"
+    gateways: Annotated[tuple[Url, ...], NoDecode, COMMAS] = Field(
+        default=(),
+        description=(
+            "IPFS gateways that serve the files of oracle reports, tried in turn. Each file is verified against the "
+            "chain. Without a gateway, reports are not watched."
+        ),
+    )
+    poll_interval_s: Seconds = Field(default=12.0, description="Pause between two polls for pending reports.")
+    simulate: Literal["off", "on"] = Field(
+        default="off",
+        description=(
+            "`on` executes each calldata with `eth_call` at the publishing block and logs why it would revert. The "
+            "event is sent either way."
+        ),
+    )
 
 
 class ContractSettings(Section):
-    """Addresses of the protocol on this network; empty on a devnet."""
+    """Addresses of the Lido protocol on this network; empty on a devnet."""
 
-    lido_locator: ContractAddress | None = None
-    lazy_oracles: Annotated[tuple[ContractAddress, ...], NoDecode, COMMAS] = ()
-    wrapper_factory: ContractAddress | None = None
-    core_withdrawal_queue: ContractAddress | None = None
+    lido_locator: ContractAddress | None = Field(
+        default=None,
+        description="LidoLocator contract. At the start and in `check` it must name one of `lazy_oracles`.",
+    )
+    lazy_oracles: Annotated[tuple[ContractAddress, ...], NoDecode, COMMAS] = Field(
+        default=(),
+        description=(
+            "LazyOracle contracts that publish reports. Keep former addresses, so that a replay over an upgrade gives "
+            "the same events."
+        ),
+    )
+    wrapper_factory: ContractAddress | None = Field(
+        default=None,
+        description="Factory of stVault wrapper pools; `check` verifies that the contract exists.",
+    )
+    core_withdrawal_queue: ContractAddress | None = Field(
+        default=None,
+        description="Withdrawal queue of the core protocol; `vault add` refuses it as the queue of a vault.",
+    )
 
 
 class DeliverySettings(Section):
-    """How webhooks are posted."""
+    """Deliveries to webhooks."""
 
     schedule: Annotated[
         tuple[Annotated[int, Field(gt=0)], ...], NoDecode, BeforeValidator(_schedule), Field(min_length=1)
-    ] = SCHEDULE_S
-    concurrency: int = Field(default=4096, ge=1, le=50_000)
-    per_webhook: int = Field(default=10, ge=1, le=1000)
-    per_webhook_max: int = Field(default=256, ge=1, le=1000)
-    park_after: int = Field(default=5, ge=1)
-    park_first_s: Seconds = 30.0
-    park_longest_s: Seconds = 600.0
-    connect_timeout_s: Seconds = 5.0
-    timeout_s: Annotated[Seconds, Field(lt=60)] = 15.0
-    lease_s: Seconds = 60.0
-    poll_interval_s: Seconds = 1.0
-    ports: Annotated[frozenset[Port], NoDecode, COMMAS] = DEFAULT_PORTS
-    allow: Annotated[tuple[Allowed, ...], NoDecode, COMMAS] = ()
-    deny: Annotated[tuple[Cidr, ...], NoDecode, COMMAS] = ()
-    ca_file: FilePath | None = None
-    proxy_url: ProxyUrl | None = None
-    plain_signature_header: HeaderName | None = None
+    ] = Field(
+        default=SCHEDULE_S,
+        description=(
+            "Delays after the 1st, 2nd … failed attempt, each plus up to 20 % jitter. One more attempt follows the "
+            "last delay; then the delivery is exhausted."
+        ),
+    )
+    concurrency: int = Field(
+        default=4096,
+        ge=1,
+        le=50_000,
+        description="Largest number of attempts in flight in one process.",
+    )
+    per_webhook: int = Field(default=10, ge=1, le=1000, description="Attempts in flight for one webhook at first.")
+    per_webhook_max: int = Field(
+        default=256,
+        ge=1,
+        le=1000,
+        description=(
+            "Attempts in flight for one webhook while its receiver accepts promptly. The same value as `per_webhook` "
+            "makes the limit fixed."
+        ),
+    )
+    park_after: int = Field(
+        default=5,
+        ge=1,
+        description=(
+            "Failures in a row after which a webhook is parked: one attempt at a time, with a pause after each failure."
+        ),
+    )
+    park_first_s: Seconds = Field(
+        default=30.0,
+        description="First pause of a parked webhook; each further pause is twice as long.",
+    )
+    park_longest_s: Seconds = Field(default=600.0, description="Longest pause of a parked webhook.")
+    connect_timeout_s: Seconds = Field(default=5.0, description="Timeout for the connection to a receiver.")
+    timeout_s: Annotated[Seconds, Field(lt=60)] = Field(default=15.0, description="Timeout of one attempt as a whole.")
+    lease_s: Seconds = Field(
+        default=60.0,
+        description="Time after which an attempt that is still unsettled is repeated. Must exceed `timeout_s`.",
+    )
+    poll_interval_s: Seconds = Field(
+        default=1.0,
+        description="Pause between two looks for due deliveries; PostgreSQL notifications shorten it.",
+    )
+    ports: Annotated[frozenset[Port], NoDecode, COMMAS] = Field(
+        default=DEFAULT_PORTS,
+        description="Ports that webhook URLs may use.",
+    )
+    allow: Annotated[tuple[Allowed, ...], NoDecode, COMMAS] = Field(
+        default=(),
+        description=(
+            "Private networks that webhooks may reach, as `network`, `network:port` or `network:*` for any port."
+        ),
+    )
+    deny: Annotated[tuple[Cidr, ...], NoDecode, COMMAS] = Field(
+        default=(),
+        description="Further networks that webhooks may not reach.",
+    )
+    ca_file: FilePath | None = Field(
+        default=None,
+        description="PEM file with a certificate authority that is trusted for receivers.",
+    )
+    proxy_url: ProxyUrl | None = Field(
+        default=None,
+        description=(
+            "Forward proxy for deliveries, such as Smokescreen: `http://host:port` or `http://user:password@host:port`."
+        ),
+    )
+    plain_signature_header: HeaderName | None = Field(
+        default=None,
+        description="Name of an additional header that holds one hexadecimal HMAC-SHA256 of the body.",
+    )
 
     @model_validator(mode="after")
     def _leases_outlive_attempts(self) -> Self:
@@ -226,23 +390,62 @@ class DeliverySettings(Section):
 
 
 class ApiSettings(Section):
-    """How customers are served (decisions A9-A20)."""
+    """The HTTP API for accounts."""
 
-    serve: Literal["on", "off"] = "on"
-    host: str = "127.0.0.1"
-    port: int = Field(default=8420, ge=0, le=65535)
-    certificate_file: FilePath | None = None
-    key_file: FilePath | None = None
-    public_origins: Annotated[tuple[Origin, ...], NoDecode, COMMAS] = ()
-    trusted_proxies: Annotated[tuple[Cidr, ...], NoDecode, COMMAS] = ()
-    nonce_max: int = Field(default=99_999, ge=99_999, lt=2**63)
-    requests_per_minute: int = Field(default=240, ge=1)
-    burst: int = Field(default=40, ge=1)
-    webhooks_per_account: int = Field(default=20, ge=1)
-    requests_at_once: int = Field(default=4, ge=1)
-    max_connections: int = Field(default=1000, ge=1, le=50_000)
-    connections_per_address: int = Field(default=100, ge=1)
-    answer_timeout_s: Seconds = 10.0
+    serve: Literal["on", "off"] = Field(default="on", description="`off`: this process serves no HTTP API.")
+    host: str = Field(default="127.0.0.1", description="Address on which the API listens.")
+    port: int = Field(default=8420, ge=0, le=65535, description="Port on which the API listens.")
+    certificate_file: FilePath | None = Field(
+        default=None,
+        description=(
+            "PEM file with the certificate chain for TLS. Without it the API speaks plain HTTP, for a TLS proxy in "
+            "front."
+        ),
+    )
+    key_file: FilePath | None = Field(default=None, description="PEM file with the private key of the certificate.")
+    public_origins: Annotated[tuple[Origin, ...], NoDecode, COMMAS] = Field(
+        default=(),
+        description="Origins of URLs that clients may sign in full, such as `https://api.example.org`.",
+    )
+    trusted_proxies: Annotated[tuple[Cidr, ...], NoDecode, COMMAS] = Field(
+        default=(),
+        description="Peers whose `X-Forwarded-For` gives the address of a client.",
+    )
+    nonce_max: int = Field(
+        default=99_999,
+        ge=99_999,
+        lt=2**63,
+        description="Largest nonce of a token; raise it for clients that draw from a wider range.",
+    )
+    requests_per_minute: int = Field(default=240, ge=1, description="Rate limit of each API key in each process.")
+    burst: int = Field(default=40, ge=1, description="Requests of an API key that may come at once.")
+    webhooks_per_account: int = Field(default=20, ge=1, description="Largest number of webhooks of one account.")
+    requests_at_once: int = Field(
+        default=4,
+        ge=1,
+        description=(
+            "Requests of one account that use the database at the same time. Up to 100 more wait; further requests "
+            "get 429."
+        ),
+    )
+    max_connections: int = Field(
+        default=1000,
+        ge=1,
+        le=50_000,
+        description="Largest number of open connections. For a new connection the longest idle one is closed.",
+    )
+    connections_per_address: int = Field(
+        default=100,
+        ge=1,
+        description="Open connections of one IPv4 address or IPv6 /64, except for `trusted_proxies`.",
+    )
+    answer_timeout_s: Seconds = Field(
+        default=10.0,
+        description=(
+            "Time after which a client that reads nothing of its response is disconnected; one more second for each "
+            "64 KiB."
+        ),
+    )
 
     @model_validator(mode="after")
     def _certificate_with_key(self) -> Self:
@@ -252,34 +455,51 @@ class ApiSettings(Section):
 
 
 class OperatorSettings(Section):
-    """Where notices for the operator are posted; the secret that signs them is `operator_secret`."""
+    """Notices for the operator, signed with `operator_secret`."""
 
-    webhook_url: Url | None = None
+    webhook_url: Url | None = Field(
+        default=None,
+        description="URL to which notices for the operator are posted. Requires `operator_secret`.",
+    )
 
 
 class RetentionSettings(Section):
-    """How long finished deliveries are kept with their attempts; 0 days: for good."""
+    """Retention of finished deliveries."""
 
-    keep_days: int = Field(default=0, ge=0, le=36_500)
+    keep_days: int = Field(
+        default=0,
+        ge=0,
+        le=36_500,
+        description="Days after which delivered and cancelled deliveries are pruned with their attempts. 0 keeps them.",
+    )
 
 
 class MetricsSettings(Section):
-    """Where this process tells metrics and health, on a listener of its own."""
+    """Metrics and health of this process, on a separate listener."""
 
-    serve: Literal["off", "on"] = "off"
-    host: str = "127.0.0.1"
-    port: int = Field(default=9464, ge=0, le=65535)
+    serve: Literal["off", "on"] = Field(
+        default="off",
+        description="`on` serves `/metrics` for Prometheus and `/healthz` on a separate port.",
+    )
+    host: str = Field(default="127.0.0.1", description="Address of that listener.")
+    port: int = Field(default=9464, ge=0, le=65535, description="Port of that listener.")
 
 
 class LogSettings(Section):
-    """What is logged, and how."""
+    """Logging."""
 
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["auto", "text", "json"] = "auto"
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info",
+        description="Lowest level that is logged.",
+    )
+    format: Literal["auto", "text", "json"] = Field(
+        default="auto",
+        description="`text`, `json` (one object a line), or `auto`: text on a terminal, JSON otherwise.",
+    )
 
 
 class Settings(BaseSettings):
-    """Everything an operator can set. Made by `load`, or by `given`, which does not look at the environment."""
+    """All settings. Built by `load`, or by `given`, which ignores the environment."""
 
     reads_environment: ClassVar[bool] = False
     model_config = SettingsConfigDict(
@@ -291,17 +511,49 @@ class Settings(BaseSettings):
         arbitrary_types_allowed=True,
     )
 
-    network: Network
-    chain_id: int = Field(ge=1)
-    data_dir: FilePath | None = None
-    database_url: SecretStr | None = None
-    database_schema: str = "vaultevents"
-    master_key: SecretStr | None = None
-    master_key_file: FilePath | None = None
-    master_key_previous: SecretStr | None = None
-    master_key_previous_file: FilePath | None = None
-    operator_secret: SecretStr | None = None
-    operator_secret_file: FilePath | None = None
+    network: Network = Field(description="Network to watch. `hoodi` and `mainnet` fix the chain id.")
+    chain_id: int = Field(ge=1, description="Chain id (EIP-155) that every execution node must report.")
+    data_dir: FilePath | None = Field(
+        default=None,
+        description=(
+            "Directory of the embedded PostgreSQL, its master key and the cached report files. Default: "
+            "`vaultevents/<network>` in the user data directory."
+        ),
+    )
+    database_url: SecretStr | None = Field(
+        default=None,
+        description=(
+            "URL of your own PostgreSQL, version 15 or newer. Without it the embedded PostgreSQL is used. Set it in "
+            "the environment."
+        ),
+    )
+    database_schema: str = Field(default="vaultevents", description="PostgreSQL schema that holds all tables.")
+    master_key: SecretStr | None = Field(
+        default=None,
+        description=(
+            "Master key that seals all secrets: 32 bytes in base64. Set it in the environment. With `database_url` "
+            "this or `master_key_file` is required."
+        ),
+    )
+    master_key_file: FilePath | None = Field(
+        default=None,
+        description=(
+            "File with the master key, mode 0600. Default with the embedded PostgreSQL: `master.key` beside it."
+        ),
+    )
+    master_key_previous: SecretStr | None = Field(
+        default=None,
+        description="Former master key, while master keys are rotated. Set it in the environment.",
+    )
+    master_key_previous_file: FilePath | None = Field(
+        default=None,
+        description="File with the former master key, mode 0600.",
+    )
+    operator_secret: SecretStr | None = Field(
+        default=None,
+        description="Secret that signs notices: `whsec_` and 32 random bytes in base64. Set it in the environment.",
+    )
+    operator_secret_file: FilePath | None = Field(default=None, description="File with that secret, mode 0600.")
     execution: ExecutionSettings = ExecutionSettings()
     beacon: BeaconSettings = BeaconSettings()
     reports: ReportSettings = ReportSettings()
@@ -315,7 +567,7 @@ class Settings(BaseSettings):
 
     @property
     def directory(self) -> Path:
-        """Where the embedded database and its key file live: by default one per network, in the user's data."""
+        """The directory of the embedded database and its key file; by default one for each network."""
         directory = self.data_dir or Path(platformdirs.user_data_dir("vaultevents", appauthor=False)) / self.network
         return directory.absolute()
 
@@ -323,7 +575,7 @@ class Settings(BaseSettings):
 
     @property
     def watched_oracles(self) -> tuple[Address, ...]:
-        """Whose reports are watched: nobody's where their files cannot be had."""
+        """The oracles whose reports are watched: none without a gateway."""
         return self.contracts.lazy_oracles if self.reports.gateways else ()
 
     @model_validator(mode="after")
@@ -348,18 +600,18 @@ class Settings(BaseSettings):
 
 
 class _UnderEnvironment(Settings):
-    """The same, with the environment above what the file says."""
+    """`Settings` where the environment overrides the file."""
 
     reads_environment: ClassVar[bool] = True
 
 
 def chosen_file(path: Path | None = None) -> Path:
-    """`path`, else the file named by VAULTEVENTS_CONFIG, else `vaultevents.toml` in the working directory."""
+    """Return `path`, else the file named by VAULTEVENTS_CONFIG, else `vaultevents.toml` in the working directory."""
     return path or Path(os.environ.get(ENV_FILE) or DEFAULT_FILE)
 
 
 def load(path: Path | None = None) -> Settings:
-    """The settings of a file and the environment; raises `ConfigError` with one sentence that says what to mend.
+    """Load the settings of a file and the environment; raise `ConfigError` with a sentence that says what to correct.
 
     Relative paths in the file count from its directory, those in the environment from the working directory.
     """
@@ -369,12 +621,12 @@ def load(path: Path | None = None) -> Settings:
 
 
 def given(values: dict[str, Any], name: str) -> Settings:
-    """Settings from these values alone; `name` says in messages where they came from. Raises `ConfigError`."""
+    """Build settings from these values alone; `name` is their source in messages. Raises `ConfigError`."""
     return _parse(Settings, values, name)
 
 
 def _parse(kind: type[Settings], values: dict[str, Any], name: str) -> Settings:
-    if strange := [key for key in values if key.startswith("_")]:  # they would be options of BaseSettings
+    if strange := [key for key in values if key.startswith("_")]:  # would be options of BaseSettings
         raise ConfigError(f"{name}: the key '{strange[0]}' is not known: remove it")
     try:
         return kind(**values)
@@ -426,9 +678,9 @@ def _refuse_unknown_variables() -> None:
         variable = name.upper()
         if not variable.startswith(ENV_PREFIX) or variable in known:
             continue
-        if parts := [one for one in known if one.startswith(f"{variable}__")]:
+        if parts := [key for key in known if key.startswith(f"{variable}__")]:
             raise ConfigError(f"the environment variable {name} is a table: set its parts, such as {parts[0]}")
-        close = difflib.get_close_matches(variable[len(ENV_PREFIX) :], [one[len(ENV_PREFIX) :] for one in known], 1)
+        close = difflib.get_close_matches(variable[len(ENV_PREFIX) :], [key[len(ENV_PREFIX) :] for key in known], 1)
         hint = f": did you mean {ENV_PREFIX}{close[0]}?" if close else ", so it has no effect: remove it"
         raise ConfigError(f"the environment variable {name} is not known{hint}")
 
@@ -438,7 +690,7 @@ _TOO_SHORT = re.compile(r"\w+ (should have at least \d+ item).*")
 
 
 def _sentence(error: ValidationError, name: str, environment: Iterable[str]) -> str:
-    """The first thing that is wrong, by its name; never the value, which may be a secret."""
+    """Describe the first error by the name of its setting, without the value, which may be a secret."""
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     path = [part for part in first["loc"] if isinstance(part, str)]
     where, kind = ".".join(path), first["type"]
@@ -463,11 +715,11 @@ REMOVED = {
     "suspicion_share": "blocks with events are proven by their receipts now",
     "agreement": "every node is asked, and one honest node suffices; see 'ask' and docs/trust.md",
 }
-"""Keys of earlier versions, and what has taken their place."""
+"""Keys of earlier versions, and what replaced them."""
 
 
 def _advice(path: Sequence[str]) -> str:
-    """Where a key that is not known belongs, or what it may have been meant to be."""
+    """Suggest the table of an unknown key, or a similar name."""
     if path[-1] in REMOVED:
         return f"remove it: {REMOVED[path[-1]]}"
     tables, key = _tables(), path[-1]
