@@ -267,7 +267,7 @@ class ReportSettings(Section):
             "chain. Without a gateway, reports are not watched."
         ),
     )
-    poll_interval_s: Seconds = Field(default=12.0, description="Pause between two polls for pending reports.")
+    poll_interval_s: Seconds = Field(default=12.0, description="Pause between two polls for published reports.")
     simulate: Literal["off", "on"] = Field(
         default="off",
         description=(
@@ -282,7 +282,10 @@ class ContractSettings(Section):
 
     lido_locator: ContractAddress | None = Field(
         default=None,
-        description="LidoLocator contract. At the start and in `check` it must name one of `lazy_oracles`.",
+        description=(
+            "LidoLocator contract. At the start and in `check` it is asked for the present LazyOracle; one that is not "
+            "in `lazy_oracles` is reported."
+        ),
     )
     lazy_oracles: Annotated[tuple[ContractAddress, ...], NoDecode, COMMAS] = Field(
         default=(),
@@ -377,7 +380,7 @@ class DeliverySettings(Section):
     )
     plain_signature_header: HeaderName | None = Field(
         default=None,
-        description="Name of an additional header that holds one hexadecimal HMAC-SHA256 of the body.",
+        description="Name of one more header: the hexadecimal HMAC-SHA256 of the body, keyed with the newest secret.",
     )
 
     @model_validator(mode="after")
@@ -459,7 +462,9 @@ class OperatorSettings(Section):
 
     webhook_url: Url | None = Field(
         default=None,
-        description="URL to which notices for the operator are posted. Requires `operator_secret`.",
+        description=(
+            "URL to which notices for the operator are posted. Requires `operator_secret` or `operator_secret_file`."
+        ),
     )
 
 
