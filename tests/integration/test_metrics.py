@@ -365,6 +365,22 @@ def unknown_metrics(text: str) -> set[str]:
     return {name for rule in alerts(text) for name in OURS.findall(rule["expr"])} - told
 
 
+def documented_metrics(page: str) -> set[str]:
+    """Return the names in the first cells of the tables of a page."""
+    cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    return {name for cell in cells for name in re.findall(r"`([a-z_]+)[`{]", cell)}
+
+
+def test_the_reference_lists_every_metric() -> None:
+    """In docs/reference/metrics.md, without the prefix."""
+    metrics.head("logs", 100)
+    metrics.finalized(40)
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    exported = set(re.findall(r"^# TYPE vaultevents_(\w+)", metrics.text(FULL).decode(), re.MULTILINE))
+    assert documented_metrics(page) == exported
+    assert documented_metrics(page.replace("`nodes{", "`peers{")) == exported - {"nodes"} | {"peers"}  # the control
+
+
 def test_the_alerts_ask_for_metrics_that_exist_and_say_what_to_do() -> None:
     text = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
     manual = (ROOT / "docs" / "operations.md").read_text()
