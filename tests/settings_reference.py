@@ -24,12 +24,12 @@ _HEAD: Final = f"""\
 
 All settings of `vaultevents.toml` with type, default and meaning.
 
-*Generated from `src/vaultevents/config.py`. To change this page, edit the descriptions there and run
-`{COMMAND}`.*
+*Generated from `src/vaultevents/config.py`. To change this page, edit the descriptions there and
+run `{COMMAND}`.*
 
 - `vaultevents init` writes a file that shows every setting.
-- Each setting can also come from the environment, which overrides the file. The name of the variable
-  is `VAULTEVENTS_` and the setting in upper case, with two underscores after the table:
+- Each setting can also come from the environment, which overrides the file. The name of the
+  variable is `VAULTEVENTS_` and the setting in upper case, with two underscores after the table:
   `VAULTEVENTS_DELIVERY__CONCURRENCY`. Lists are separated by commas.
 - Secrets belong in the environment or in files of mode 0600.
 - A relative path in the file is relative to the directory of the file.

@@ -352,7 +352,7 @@ class DeliverySettings(Section):
     )
     poll_interval_s: Seconds = Field(
         default=1.0,
-        description="Pause between two looks for due deliveries; PostgreSQL notifications shorten it.",
+        description="Pause between two queries for due deliveries; PostgreSQL notifications shorten it.",
     )
     ports: Annotated[frozenset[Port], NoDecode, COMMAS] = Field(
         default=DEFAULT_PORTS,
