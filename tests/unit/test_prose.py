@@ -18,6 +18,7 @@ WORDS: Final = ("told", "tells", "mend", "mended", "whoever", "hears")
 WORDS_OF_SOURCES: Final = WORDS
 
 _WORD = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
+_CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _PATH = re.compile(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|sql))(?::[^`]*)?`")
 
@@ -71,7 +72,7 @@ def broken_links(pages: Mapping[str, str], others: Collection[str]) -> list[str]
     """Return the relative links to a page, file or heading that does not exist."""
     broken = []
     for name, text in pages.items():
-        for target in _LINK.findall("\n".join(line for _, line in prose(text)) + "\n" + text):
+        for target in _LINK.findall(_CODE.sub("", text)):
             if "://" in target:
                 continue
             path, _, anchor = target.partition("#")
