@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parents[2]
 WIDTH: Final = 100
 WORDS: Final = ("told", "tells", "mend", "mended", "whoever", "hears")
 """Say instead: reported, returns, shows; fix, correct; any caller; is notified."""
-WORDS_OF_SOURCES: Final = WORDS
 
 _WORD = re.compile(rf"\b({'|'.join(WORDS)})\b", re.IGNORECASE)
 _CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -26,6 +25,12 @@ _PATH = re.compile(r"`((?:[a-z_]+/)*[a-z_]+\.(?:py|sql))(?::[^`]*)?`")
 def read_pages() -> dict[str, str]:
     """Return the pages of the documentation by their paths."""
     paths = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in sorted(paths)}
+
+
+def read_sources() -> dict[str, str]:
+    """Return the sources of the package, SQL included, by their paths."""
+    paths = [path for path in (ROOT / "src").rglob("*") if path.suffix in (".py", ".sql")]
     return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in sorted(paths)}
 
 
@@ -101,6 +106,11 @@ def test_lines_wrap() -> None:
 def test_the_documentation_avoids_the_words() -> None:
     assert flagged_words(read_pages()) == []
     assert flagged_words({"new.md": "It works.\nThe log Tells it; nothing foretold."}) == ["new.md:2: Tells"]
+
+
+@pytest.mark.xfail(reason="the sources still have these words: remove this mark with the last of them", strict=True)
+def test_the_sources_avoid_the_words() -> None:
+    assert flagged_words(read_sources()) == []
 
 
 def test_links_lead_somewhere() -> None:
