@@ -299,7 +299,7 @@ async def _answer(
     files: OpenFiles,
     stop: asyncio.Event,
 ) -> None:
-    """The HTTP API (decisions §3)."""
+    """Serve the HTTP API."""
     api = settings.api
     desk = Desk(
         database=store.database,

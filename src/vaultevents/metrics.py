@@ -164,7 +164,7 @@ class _Head:
 _counts: Counter[Key] = Counter()
 _heads: dict[str, _Head] = {}
 _FINALIZED: Final = ""
-"""Among the heads, of no stream: that of the chain, which a stream may be ahead of (C1)."""
+"""Among the heads, of no stream: that of the chain, which a stream may be ahead of (rule C1)."""
 
 _RESULT = attrgetter("status", "error")
 _DURATION_MS = attrgetter("duration_ms")

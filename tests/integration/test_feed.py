@@ -1,4 +1,4 @@
-"""The feed of events: who pages through it misses nothing, whatever commits meanwhile (A19, reliability F5, I20)."""
+"""The feed of events: a reader that pages through it misses nothing, whatever commits meanwhile (rules A19 and I20)."""
 
 from __future__ import annotations
 

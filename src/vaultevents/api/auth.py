@@ -1,4 +1,4 @@
-"""Authentication of every request: API key, rate, signature, address, claims and single use, in this order (A7–A14).
+"""Authenticate each request: API key, rate, signature, address, claims, single use; in this order (rules A7 to A14).
 
 ASGI middleware on the raw request, because a token signs the target and the body as they were sent. What it lets
 through carries a `Caller`; what it refuses is a problem. Detail about claims is told only after the signature verified.
@@ -65,7 +65,7 @@ class Caller:
 
 
 class Gate:
-    """The middleware; `now_s` is the service clock (D15)."""
+    """The middleware; `now_s` is the service clock (rule D15)."""
 
     def __init__(
         self,

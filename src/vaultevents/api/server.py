@@ -1,4 +1,4 @@
-"""The HTTP server inside the daemon: uvicorn on a socket that was bound before anything else began (A20)."""
+"""The HTTP server inside the daemon: uvicorn on a socket that was bound before anything else began (rule A20)."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ _FULL = Problem("too_many_connections", "too many connections are open: close so
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the daemon, dates its answers by the service clock (D15), and bounds its connections."""
+    """Leaves signals to the daemon, dates its answers by the service clock (rule D15), and bounds its connections."""
 
     def __init__(self, config: uvicorn.Config, options: ServerOptions, now_s: Callable[[], float]) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""API keys and the public keys that their requests are signed with (decisions A14).
+"""API keys and the public keys that their requests are signed with (rule A14).
 
 Operators add, rotate and revoke them; the API finds them in a `KeyRing`, which it keeps in memory.
 """

@@ -1,4 +1,4 @@
-"""The feed of an account's events in commit order (A19): a reader that pages through it misses nothing.
+"""The feed of an account's events in commit order (rule A19): a reader that pages through it misses nothing.
 
 A sequence number is no cursor, because a later number may commit first. Events are ordered by the transaction that
 committed them, and only those are shown before whose transactions none is still open. So whatever writes on this server
@@ -56,8 +56,8 @@ async def page(
 ) -> list[FeedEvent]:
     """The next events after a position; `since_ms` is inclusive, `until_ms` exclusive, both of `created_at`.
 
-    Quiet events are among them, orphaned ones are not (C1). Raises `CursorUnknown` for a position of another epoch, or
-    one whose event this server does not have: it is, or was made from, an older copy of the database.
+    Quiet events are among them, orphaned ones are not (rule C1). Raises `CursorUnknown` for a position of another epoch
+    or one whose event this server does not have: it is, or was made from, an older copy of the database.
     """
     place = await connection.fetchrow(_PLACE, account_id, after.xid if after else 0, after.seq if after else None)
     if after is not None and (after.epoch != place["epoch"] or not place["reached"]):

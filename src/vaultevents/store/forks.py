@@ -1,4 +1,4 @@
-"""Near the head: which blocks were read, what a reorganisation takes back, and what comes back (decisions C1, P4).
+"""Near the head: which blocks were read, what a reorganisation takes back, and what comes back (rules C1 and P4).
 
 Only the live cursor of the logs reads above the finalized block. There the hashes of its blocks are kept. Where the
 chain has left them, the cursor is rewound to the common ancestor, and the events of the blocks that were left are

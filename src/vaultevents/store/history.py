@@ -1,4 +1,4 @@
-"""What became of the events of one webhook, as its account sees it (A19, D14): health, deliveries, attempts."""
+"""What became of the events of a webhook, as its account sees it: health, deliveries, attempts (rules A19 and D14)."""
 
 from __future__ import annotations
 

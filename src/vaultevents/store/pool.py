@@ -75,7 +75,7 @@ class Database:
         """One read-committed transaction.
 
         Whether the commit took place is unknown after `DatabaseUnavailable`, so the caller starts over from its reads
-        (reliability I28).
+        (rule I28).
         """
         async with self._connection(self._pool) as connection, connection.transaction():
             yield connection
@@ -90,7 +90,7 @@ class Database:
     async def of_account(self, account_id: str) -> AsyncIterator[Connection]:
         """A transaction in the role of the API, which sees and changes the rows of one account only.
 
-        The second wall (reliability §4.5): its statements name the account all the same.
+        The second check (rules T8 and T21): its statements name the account all the same.
         """
         async with self._connection(self._api_pool) as connection, connection.transaction():
             await connection.execute(_AS_ACCOUNT, account_id, True)
@@ -146,7 +146,7 @@ class Database:
             raise problem from error
 
     async def now(self) -> datetime:
-        """The database's time, which decides schedules and leases (D15)."""
+        """The database's time, which decides schedules and leases (rule D15)."""
         async with self.transaction() as connection:
             found: datetime = await connection.fetchval("select db_now()")
         return found

@@ -1,4 +1,4 @@
-"""Published oracle reports: pending until their file is verified, kept for whoever is registered later (C6)."""
+"""Published oracle reports: pending until their file is verified, kept for whoever is registered later (rule C6)."""
 
 from __future__ import annotations
 

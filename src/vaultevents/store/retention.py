@@ -1,7 +1,7 @@
-"""Removes old finished deliveries with their attempts, and keeps which they were (decisions D9, D11, D14).
+"""Removes old finished deliveries with their attempts, and keeps which they were (rules D9, D11 and D14).
 
 Delivered and cancelled deliveries go once they have been finished for long enough. Events, what is pending, and what is
-exhausted (P6: it can still be recovered) are never touched. In the transaction that removes a delivery, `pruned` takes
+exhausted (recoverable, rule P6) are never touched. In the transaction that removes a delivery, `pruned` takes
 its event and state in, so that at any moment the ledger knows every one of them.
 """
 

@@ -1,4 +1,4 @@
-"""Another master key for all that is sealed (decisions D2, reliability T9), beside processes that go on working.
+"""Another master key for all that is sealed (rules D2 and T9), beside processes that go on working.
 
 Every process tells the database by a lock which key it seals with, so that no rotation begins under one that could not
 open what the rotation leaves, and none ends while somebody may still seal with the former key. Rows name their key: a
@@ -47,7 +47,7 @@ SEALED: Final[Mapping[str, Callable[[Record], str]]] = {
 
 
 async def sealed_key_ids(database: Database) -> set[str]:
-    """The ids of the master keys that anything stored is sealed with (D2)."""
+    """The ids of the master keys that anything stored is sealed with (rule D2)."""
     async with database.transaction() as connection:
         rows = await connection.fetch(" union ".join(_KEY_IDS.replace("TABLE", table) for table in SEALED))
     return {row["key_id"] for row in rows}

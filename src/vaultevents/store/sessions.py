@@ -1,4 +1,4 @@
-"""Limits of every session with PostgreSQL, so that a frozen or unreachable process keeps no lock for long (P10).
+"""Limits of every session with PostgreSQL, so that a frozen or unreachable process keeps no lock for long (rule P10).
 
 Idle time in a transaction, waits for locks and single statements are bounded on the server; a silent network is noticed
 on both ends. Statements that may take longer raise their own limit with `allow`.
