@@ -353,7 +353,7 @@ def _fingerprint(body: models.NewWebhook) -> bytes:
 
 
 def _checked(desk: Desk, body: models.NewWebhook | models.WebhookPatch) -> dict[str, Any]:
-    """The fields of a webhook that the request names, by the rules of core; all that is wrong is told at once."""
+    """The fields of a webhook that the request names, by the rules of core; all that is wrong is reported at once."""
     wrong: list[Invalid] = []
     fields: dict[str, Any] = {}
     named = body.model_fields_set if isinstance(body, models.WebhookPatch) else type(body).model_fields
@@ -381,7 +381,7 @@ def _once_each(names: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 async def _naming_vaults(body: models.NewWebhook | models.WebhookPatch, check: Awaitable[None]) -> None:
-    """Tells unknown, foreign and removed vaults alike, by their places in the body (rule A3)."""
+    """Report unknown, foreign and removed vaults alike, by their places in the body (rule A3)."""
     try:
         await check
     except VaultsUnknown as unknown:

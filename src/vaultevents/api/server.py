@@ -117,7 +117,7 @@ async def serve(
 
 
 def _in_both_families(networks: Sequence[str]) -> list[str]:
-    """The networks, and those of IPv4 as a socket for both families tells them (RFC 4291 §2.5.5.2)."""
+    """The networks, and those of IPv4 as a socket for both families shows them (RFC 4291 §2.5.5.2)."""
     four = [network for network in map(ip_network, networks) if isinstance(network, IPv4Network)]
     mapped = [f"::ffff:{network.network_address}/{96 + network.prefixlen}" for network in four]
     return [*networks, *mapped]

@@ -1,7 +1,7 @@
 """The whole exception tree.
 
     VaulteventsError
-    ├── OperatorError            a person must mend it; its text is one sentence that says what to do; exit code 1
+    ├── OperatorError            a person must fix it; its text is one sentence that says what to do; exit code 1
     │   ├── ConfigError            a setting
     │   ├── InputError             an argument, an address, an id, a URL
     │   │   ├── CursorUnknown        of a page: altered, foreign, or of another list (core/pages.py)
@@ -39,7 +39,7 @@ class VaulteventsError(Exception):
 
 
 class OperatorError(VaulteventsError):
-    """A person must mend it: the text is one clear sentence that says what to do."""
+    """A person must fix it: the text is one clear sentence that says what to do."""
 
 
 class ConfigError(OperatorError):
@@ -93,4 +93,4 @@ class NodeFault(SourceUnavailable):
 
 
 class ChainDisagreement(SourceUnavailable):
-    """Nodes give different final blocks. Which one is right cannot be told from their answers (rule C2)."""
+    """Nodes give different final blocks. Their answers do not show which is right (rule C2)."""

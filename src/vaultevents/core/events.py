@@ -186,7 +186,7 @@ class Observation:
     """Something seen on the chain that is not yet anyone's.
 
     `address` is the vault, for a claim its queue; `block` and `at_ms` are those of the moment in rule E2. Without a
-    `block` (the start of an epoch) the time alone tells in which span of a vault it lies (rule E12).
+    `block` (the start of an epoch) the time alone decides in which span of a vault it lies (rule E12).
     """
 
     address: Address

@@ -139,7 +139,7 @@ def owned(undecodable: Iterable[UndecodableLog], registry: Registry) -> list[Und
 def fold(logs: Iterable[Log], times_s: Mapping[int, int], watched: Watched) -> Folded:
     """Derive the observations of a whole span, in chain order.
 
-    `logs` are all logs of the two topics in the span, whoever emitted them: the position of a funded vault counts
+    `logs` are all logs of the two topics in the span, by any emitter: the position of a funded vault counts
     every distinct emitter of its transaction, decodable or not (rule E3). `times_s` maps the blocks of watched logs to
     their times. A watched log of another form is withheld (rule C8). So are all of a vault's in a transaction where one
     is: a partial sum would be another event than the one that the whole transaction gives later.

@@ -39,7 +39,7 @@ class ReportInvalid(VaulteventsError):
 
 
 class NotTheFile(ReportInvalid):
-    """The bytes are not those that the event's CID names: the fault of whoever gave them."""
+    """The bytes are not those that the event's CID names: the gateway that sent them is faulty."""
 
 
 class ReportUndecodable(ReportInvalid):

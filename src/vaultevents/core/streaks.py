@@ -67,7 +67,7 @@ def should_disable(streak: Streak, now: datetime) -> bool:
 
 
 def should_warn(streak: Streak, now: datetime) -> bool:
-    """The same at half time: somebody should be told before it is switched off."""
+    """Test for the warning at half time, before the webhook is switched off."""
     return _is_lasting(streak, now, DISABLE_AFTER / 2)
 
 

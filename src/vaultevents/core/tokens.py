@@ -1,8 +1,8 @@
 """The token that signs a request: an RS256 JWT for one url, one body and 30 seconds (rules A7 and A9 to A13).
 
 Own checks, because libraries that accept "a valid JWT" accept too much: without `iat`, with a text as `iat`, with names
-twice, with padding appended. The order is that of the threat model: structure, signature, claims; what a claim has
-wrong is told only after the signature verified.
+twice, with padding appended. The order is structure, signature, claims. What is wrong with a claim is reported only
+after the signature verified.
 
     read_token(text) -> signed_by(token, keys) -> check_claims(token, presented, now_s, rules) -> replay_digest
 """

@@ -35,7 +35,7 @@ class WithdrawalBlock:
 
 
 class IndexGap(ValueError):
-    """A withdrawal is missing or there twice: whoever gave these blocks is at fault."""
+    """A withdrawal is missing or repeated: the node that gave these blocks is faulty."""
 
 
 def last_index_after(blocks: Iterable[WithdrawalBlock], last_index: int | None) -> int | None:

@@ -92,7 +92,7 @@ def renew_key(path: Path) -> None:
             os.link(path, former)
         sync_folder(path.parent)
     except OSError as error:
-        raise ConfigError(f"cannot keep the former key as {former} ({error.strerror}): mend that") from None
+        raise ConfigError(f"cannot keep the former key as {former} ({error.strerror}): fix that first") from None
     _write_key(path, os.replace)
 
 
@@ -128,5 +128,5 @@ def _write_key(path: Path, put: Callable[[str, Path], None]) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise ConfigError(
-            f"cannot write the master key file {path} ({error.strerror}): mend that, or choose another data_dir"
+            f"cannot write the master key file {path} ({error.strerror}): fix that, or choose another data_dir"
         ) from None

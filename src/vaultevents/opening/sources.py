@@ -208,9 +208,9 @@ def guarantee_of(settings: Settings) -> str:
 
 
 async def locator_problem(settings: Settings, chain: ExecutionChain) -> str | None:
-    """Why the oracle that the protocol names now is not one of the configured ones; None when it is, or cannot be told.
+    """Why the oracle that the protocol names now is not one of the configured ones; None when it is, or is not known.
 
-    `lazyOracle()` of the LidoLocator. A disagreement is told loudly and changes nothing: what is configured decides, so
+    `lazyOracle()` of the LidoLocator. A disagreement is reported and changes nothing: what is configured decides, so
     that a replay over an upgrade stays the same (rule C6).
     """
     contracts = settings.contracts

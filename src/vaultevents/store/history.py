@@ -250,5 +250,5 @@ select * from (
         where w.account_id = $1 and w.id = $2 and d.id = $3 and r.finished_at is not null
         order by r.id desc limit $4
     )
-) told order by started_at, number
+) sent order by started_at, number
 """

@@ -42,7 +42,7 @@ class TokenReplayed(VaulteventsError):
 
 
 class StepUpRefused(VaulteventsError):
-    """The request does not step up; the text says what to do. `retry_after_s` is told with `locked`."""
+    """The request does not step up; the text says what to do. `retry_after_s` is set for `locked`."""
 
     def __init__(
         self,

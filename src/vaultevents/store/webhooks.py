@@ -32,7 +32,7 @@ class StoredWebhook:
 
 
 class WebhookUnknown(VaulteventsError):
-    """The account has no webhook of this id: foreign, deleted and invented ones are told alike."""
+    """The account has no webhook of this id: foreign, deleted and invented ids are answered alike."""
 
 
 class VaultsUnknown(VaulteventsError):
