@@ -44,7 +44,7 @@ BODY = json.dumps({"id": "x" * 90, "event_type": "funding_received", "payload": 
 
 
 class PlainGuard(Guard):
-    """Lets a benchmark post without TLS; the product never does (D10)."""
+    """Lets a benchmark post without TLS; the product never does (rule D10)."""
 
     def vet(self, url: str) -> URL:
         return URL(url, encoded=True)

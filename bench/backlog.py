@@ -1,4 +1,4 @@
-"""What a full database costs the deliveries (D14): `python3 dev.py bench backlog --json`.
+"""What a full database costs the deliveries (rule D14): `python3 dev.py bench backlog --json`.
 
 Claims and settles batches of 500 over 100 webhooks, in a database with only this work and in one that holds 5 million
 delivered and 1 million parked deliveries besides. Rounds alternate, and medians count. CPU is that of the PostgreSQL

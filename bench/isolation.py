@@ -1,4 +1,4 @@
-"""What dead receivers cost the healthy ones (D8, reliability R6): `python3 dev.py bench isolation --json`.
+"""What dead receivers cost the healthy ones (rules D8 and P8): `python3 dev.py bench isolation --json`.
 
 1,000 webhooks; in the second run half of them never answer, until the deadline of 15 s ends each attempt. In both runs
 the healthy ones have a backlog, which gives their rate; then events arrive at a steady pace, and their lag is from the

@@ -75,7 +75,7 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """The code of a problem, after a look at its form (RFC 9457, A6)."""
+        """The code of a problem, after a look at its form (RFC 9457, rule A6)."""
         assert self.headers["content-type"] == "application/problem+json", self.body
         problem = self.json
         assert problem["status"] == self.status

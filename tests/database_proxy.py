@@ -1,4 +1,4 @@
-"""A TCP address for the Unix socket of a PostgreSQL server, whose network can fail (reliability §2.2)."""
+"""A TCP address for the Unix socket of a PostgreSQL server, whose network can fail."""
 
 from __future__ import annotations
 

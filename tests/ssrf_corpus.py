@@ -1,4 +1,4 @@
-"""URLs and addresses that the rules against server-side request forgery are held to (reliability §4.1)."""
+"""URLs and addresses that the rules against server-side request forgery are tested with (rules T1 and T2)."""
 
 from __future__ import annotations
 

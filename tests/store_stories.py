@@ -1,4 +1,4 @@
-"""Small builders for stories about the store and the dispatcher, and the check that every ledger adds up (P9)."""
+"""Small builders for stories about the store and the dispatcher, and the check that every ledger adds up (rule P9)."""
 
 from __future__ import annotations
 

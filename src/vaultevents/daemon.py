@@ -80,7 +80,7 @@ async def serve(
 ) -> None:
     """Runs the chosen workers until `stop` is set, then drains: attempts in flight are finished and settled.
 
-    Metrics are told to the end of the drain, if they are switched on, except by a process that is not `observed`.
+    Metrics are served to the end of the drain, if they are switched on, except by a process that is not `observed`.
 
     A span that is being read then is dropped; it is read again at the next start. A `StreamStopped` or a bug in
     one worker ends all of them.
@@ -299,7 +299,7 @@ async def _answer(
     files: OpenFiles,
     stop: asyncio.Event,
 ) -> None:
-    """The HTTP API (decisions §3)."""
+    """Serve the HTTP API."""
     api = settings.api
     desk = Desk(
         database=store.database,
@@ -312,7 +312,7 @@ async def _answer(
         now_s=lambda: clock.now().timestamp(),
         shares=AccountShares(Shares(api.requests_at_once)),
     )
-    await while_lost(lambda: feed.mend(store.database))
+    await while_lost(lambda: feed.adopt_restored_events(store.database))
     options = _server_options(settings, files.connections)
     upkeep = asyncio.create_task(_forget(store.database))
     log.info("api_listens", url=url_of(listener, options))

@@ -1,4 +1,4 @@
-"""The one guarded way to a URL that somebody else chose (decisions D10).
+"""The one guarded way to a URL that somebody else chose (rule D10).
 
     URL ─▶ vet ─▶ look up once ─▶ judge ALL addresses ─▶ judge the one being dialled ─▶ compare the peer ─▶ request
         one strict parser       one bad: none is used   literals meet the guard here   before a byte is sent
@@ -238,7 +238,7 @@ def tls_context(ca_file: Path | None) -> ssl.SSLContext:
 
 
 def open_session(guard: Guard, *, ca_file: Path | None = None, connect_timeout_s: float = 5.0) -> aiohttp.ClientSession:
-    """A client session behind `guard`, which it owns; `connect_timeout_s` covers DNS, connect and TLS together (D4).
+    """A client session behind `guard`, which it owns; `connect_timeout_s` covers DNS, TCP and TLS together (rule D4).
 
     `ca_file` (PEM) is trusted besides the system's roots: for private receivers. Post only to what `guard.vet` returns.
     """

@@ -26,7 +26,7 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A counter with one label. The `known` values of it are told from the start, so that the first one is an increase.
+    """A counter with one label. Its `known` values are exported from the start, so that the first one is an increase.
 
     (Prometheus sees no increase where a series begins.)
     """
@@ -50,7 +50,7 @@ PUT_BACK: Final = Counted(
 )
 NOTICES: Final = Counted(
     "vaultevents_notices",
-    "Notices that were told to the operator.",
+    "Notices that were logged for the operator.",
     "kind",
     ("webhook_failing", "webhook_disabled", "delivery_exhausted", "webhook_enabled", "logs_quarantined"),
 )
@@ -164,7 +164,7 @@ class _Head:
 _counts: Counter[Key] = Counter()
 _heads: dict[str, _Head] = {}
 _FINALIZED: Final = ""
-"""Among the heads, of no stream: that of the chain, which a stream may be ahead of (C1)."""
+"""Among the heads, of no stream: that of the chain, which a stream may be ahead of (rule C1)."""
 
 _RESULT = attrgetter("status", "error")
 _DURATION_MS = attrgetter("duration_ms")
@@ -196,7 +196,7 @@ def put_back(faults: Iterable[str]) -> None:
 
 
 def notice(kind: str) -> None:
-    """Counts a notice that was told."""
+    """Count a notice that was logged."""
     _counts[NOTICES.name, kind] += 1
 
 
@@ -333,7 +333,7 @@ def _stored(stored: Stored) -> Iterator[Metric]:
         "Age of the oldest of these changes; 0 without.",
         stored.flag_change_age_s,
     )
-    yield _gauge("vaultevents_notices_waiting", "Notices that are not told or not posted yet.", stored.notices_waiting)
+    yield _gauge("vaultevents_notices_waiting", "Notices that are not logged or posted yet.", stored.notices_waiting)
     yield _gauge(
         "vaultevents_reports_pending", "Oracle reports whose files are not verified yet.", stored.reports_pending
     )

@@ -245,7 +245,7 @@ async def test_databases_that_cannot_be_used(here: Place) -> None:
     url = "postgresql://me:s3cret@127.0.0.1:1/db"
     unreachable = await here.run("status", VAULTEVENTS_DATABASE_URL=url, VAULTEVENTS_MASTER_KEY=key)
     assert "cannot reach the database" in unreachable.error
-    assert "start it, or mend database_url" in unreachable.error
+    assert "start it, or fix database_url" in unreachable.error
     nonsense = await here.run("status", VAULTEVENTS_DATABASE_URL="postgresql://me:s3/cret@host:x/db")
     assert "database_url cannot be understood" in nonsense.error
     assert "cret" not in unreachable.stderr + nonsense.stderr

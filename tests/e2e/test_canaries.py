@@ -1,4 +1,4 @@
-"""A thousand secrets are used against a running daemon, rightly and wrongly, and found nowhere afterwards (T9-T11)."""
+"""A thousand secrets are used against a running daemon, rightly and wrongly, and found nowhere (rules T9 to T11)."""
 
 from __future__ import annotations
 

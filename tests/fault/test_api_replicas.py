@@ -1,4 +1,4 @@
-"""One token makes one change, however many copies of its request reach however many processes (A13)."""
+"""One token makes one change, however many copies of its request reach however many processes (rule A13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receivers that do harm: each costs an attempt of bounded time and memory, and what is kept of it is true (T3)."""
+"""Hostile receivers: each costs an attempt of bounded time and memory, and what is kept of it is true (rule T3)."""
 
 from __future__ import annotations
 

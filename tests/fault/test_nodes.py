@@ -108,7 +108,7 @@ async def test_a_node_that_becomes_another_chain_in_the_middle_of_a_run_is_left(
 
 @pytest.mark.parametrize("seed", [34, None])
 async def test_a_balancer_before_a_lagging_node_loses_nothing(database: Database, seed: int | None) -> None:
-    """One URL, so one lonely node, whose head is from one machine and whose logs are from another (I1)."""
+    """One URL, so one lonely node, whose head is from one machine and whose logs are from another (rule C2)."""
     world = world_of(34)
     lagging, *good = (ExecutionServer(world.chain, behind=LAG if number == 0 else 0) for number in range(3))
     async with followed(database, world, Balancer(seed, lagging, *good)) as story:
@@ -212,7 +212,7 @@ def _shouted(value: Any) -> Any:
 
 
 async def test_a_provider_that_is_swapped_gives_identical_ids_and_bodies(database: Database) -> None:
-    """In the middle of a run, and then all over again by a replay (I15)."""
+    """In the middle of a run, and then all over again by a replay (rule E1)."""
     world = world_of(37)
     first, second = ExecutionServer(world.chain), ExecutionServer(world.chain)
     second.node = Shouting(world.chain, max_range=7, limit_style="alchemy", block_timestamp=False)

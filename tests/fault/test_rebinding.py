@@ -1,4 +1,4 @@
-"""Names whose addresses change between look-ups and receivers that redirect: no canary is ever reached (S1).
+"""Names whose addresses change between look-ups and receivers that redirect: no canary is ever reached (rule T2).
 
 Each detector runs against broken senders, too: the canaries must see what those do.
 """

@@ -1,4 +1,4 @@
-"""Vaults are added, removed and added again while spans are being read; the race is forced at each step (C9, E12).
+"""Vaults are added, removed and added again while spans are read; the race is forced at each step (rules C9 and E12).
 
 Whatever happens in between, the outbox equals what the final registrations say of the whole chain.
 """

@@ -54,7 +54,7 @@ async def test_live_through_stalls_equals_replay_equals_the_truth(database: Data
 
 
 async def test_activations_and_exits_of_a_stall_stop_where_the_finalized_state_ends(database: Database) -> None:
-    """Four epochs after the finalized block's: beyond that one could be missing, so nothing is said (C4)."""
+    """Four epochs after the finalized block's: beyond that one could be missing, so nothing is said (rule C4)."""
     made = staking_world(200)
     await register(database, made)
     outbox = Outbox(database)

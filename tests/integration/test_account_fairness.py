@@ -1,4 +1,4 @@
-"""A tenant whose receivers are slow, or that asks for thousands of resends, delays no other tenant (D8, P8)."""
+"""A tenant with slow receivers, or with thousands of resends, delays no other tenant (rules D8 and P8)."""
 
 from __future__ import annotations
 

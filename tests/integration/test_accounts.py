@@ -1,4 +1,4 @@
-"""Accounts and vaults: who may register what, for which blocks, and which are read again for it (E9, E12, C9)."""
+"""Accounts and vaults: who may register what, for which blocks, and what is read for it (rules E9, E12 and C9)."""
 
 from __future__ import annotations
 

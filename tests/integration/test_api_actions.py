@@ -1,4 +1,4 @@
-"""What a customer asks a webhook to do: resend, recover, test, rotate its secret; as far as real receivers (A19)."""
+"""Actions on a webhook: resend, recover, test and rotate its secret, as far as real receivers (rule A19)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets in: API key, signed token, single use, addresses, roles, rates (interface §5, A7-A14, A17)."""
+"""Who gets in: API key, signed token, single use, addresses, roles, rates (rules A7 to A14 and A17)."""
 
 from __future__ import annotations
 
@@ -434,7 +434,7 @@ async def test_an_api_whose_database_is_away_says_so(postgres18: ServerAddress, 
 
 
 async def test_a_step_of_the_database_clock_does_not_let_old_tokens_in(database: Database) -> None:
-    """D15: tokens are judged by the service clock."""
+    """Rule D15: tokens are judged by the service clock."""
     async with running_api(database, clock=Clock()) as api:
         acme = await api.customer()
         token = api.token(acme, "/v1/account")

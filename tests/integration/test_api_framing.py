@@ -1,4 +1,4 @@
-"""What is not one well-formed request, on raw sockets: a problem, and nothing after it is believed (T17, T18)."""
+"""What is not one well-formed request, on raw sockets: a problem, and the connection ends (rules T17 and T18)."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ Case: TypeAlias = "schemathesis.Case[Any]"
 CASES = int(os.environ.get("CASES", "2000"))
 LIBRARY_WORDS = re.compile(r"(Input|String|List|Value|Field|Dictionary) (should|error|required)|pydantic|pattern '")
 INERT = ("/resend", "/recover", "/test")
-"""Where the POSTs end that change nothing of a webhook, so that they need no step-up (A15)."""
+"""Where the POSTs end that change nothing of a webhook, so that they need no step-up (rule A15)."""
 
 JUDGES = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
 

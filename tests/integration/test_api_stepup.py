@@ -1,4 +1,4 @@
-"""Step-up: a change needs the present code of the second factor, and each is good for one (A15, RFC 6238, RFC 9470)."""
+"""Step-up: a change needs the present code of the second factor, each good for one change (rule A15, RFC 6238)."""
 
 from __future__ import annotations
 

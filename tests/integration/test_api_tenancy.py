@@ -1,4 +1,4 @@
-"""No account sees or changes another one's: every route × own, foreign, random and malformed ids × both accounts (S4).
+"""No account sees or changes another's: every route × own, foreign, random and malformed ids × both accounts (rule T8).
 
 The routes come from the description, so that a new one cannot be forgotten.
 """

@@ -1,4 +1,4 @@
-"""Webhooks, events and the account as customers meet them (interface §2, §4; decisions A1-A8, A16, A17, A19)."""
+"""Webhooks, events and the account as customers meet them (rules A1 to A8, A16, A17 and A19)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The audit behind a backfill: what a lying node hid is stored late, once, and delivered; nothing is removed (I6)."""
+"""The audit behind a backfill: what a node hid is stored late, once, and delivered; nothing is removed (rule I6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that lie, break and babble: never a wrong result, always the node's name, never its URL (reliability T14)."""
+"""Nodes that lie, break and babble: never a wrong result, always the node's name, never its URL (rule T14)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Withdrawals through nodes that lag, lie and leave out: all of them from one node, or none (decision C3)."""
+"""Withdrawals through nodes that lag, lie and leave out: all of them from one node, or none (rule C3)."""
 
 from __future__ import annotations
 

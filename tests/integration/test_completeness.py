@@ -1,4 +1,4 @@
-"""Nodes that leave logs out, and full blocks, in which blooms prove nothing: no log is lost (reliability T14)."""
+"""Nodes that leave logs out, and full blocks, in which blooms prove nothing: no log is lost (rule T14)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue: who gets a delivery, for how long, and what a finished attempt leads to (D3, D6, D14, D15, I22, I35)."""
+"""The queue: claims, leases, and what a finished attempt leads to (rules D3, D6, D14, D15, I22 and I35)."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_of_one_batch_those_that_lost_their_lease_change_nothing(any_datab
 
 
 async def test_a_claim_reads_no_more_than_is_due(any_database: Database) -> None:
-    """I23: what is scheduled for later lies behind what is due in the index, and is not looked at."""
+    """Rule I23: what is scheduled for later lies behind what is due in the index, and is not looked at."""
     _, one = await some_deliveries(any_database, 3)
     await change(
         any_database,
@@ -160,7 +160,7 @@ async def test_a_claim_reads_no_more_than_is_due(any_database: Database) -> None
 
 
 async def frozen_sender(database: Database) -> None:
-    """I35: a sender is frozen past its lease, another delivers, and then the first one wakes up."""
+    """Rule I35: a sender is frozen past its lease, another delivers, and then the first one wakes up."""
     await some_deliveries(database, 1)
     (frozen,) = (await take(database)).deliveries
     await shift_clock(database, LEASE_S - 1)
@@ -367,7 +367,7 @@ async def test_what_is_in_flight_when_its_webhook_is_parked_is_not_tried_before(
 
 
 async def test_parked_rows_do_not_stand_in_the_way_of_others(any_database: Database) -> None:
-    """I23: a claim that meets only such rows still makes progress."""
+    """Rule I23: a claim that meets only such rows still makes progress."""
     outbox, one = await some_deliveries(any_database, 30)
     other = await webhook(any_database)
     await commit(outbox, funding(99))
@@ -443,7 +443,7 @@ async def test_when_the_next_one_is_due(any_database: Database) -> None:
 
 
 async def test_a_step_of_the_clock_moves_schedules_only_by_itself(any_database: Database) -> None:
-    """D15, P11: with the database's clock an hour back nothing is early, and nothing is stuck once it is right."""
+    """Rules D15 and P11: with the database's clock an hour back nothing is early, and nothing is stuck afterwards."""
     await some_deliveries(any_database, 2)
     first, _ = (await take(any_database)).deliveries
     await settle(any_database, [settlement(first, "scheduled", 500, after_s=5.0)])

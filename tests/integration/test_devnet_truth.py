@@ -254,7 +254,7 @@ async def test_what_is_served_gives_the_truth(seed: int) -> None:
         assert len(told) > 50
 
 
-# Single cases, with the bytes of the interface
+# Single cases, with the exact bytes that receivers get
 
 VAULT = bytes.fromhex("aa" * 20)
 OTHER_VAULT = bytes.fromhex("bb" * 20)

@@ -1,4 +1,4 @@
-"""The world contains every awkward transaction, and its truth says what the interface says about each."""
+"""The world contains every awkward transaction, and its truth says what `docs/events.md` says about each."""
 
 from __future__ import annotations
 

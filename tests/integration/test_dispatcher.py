@@ -182,7 +182,7 @@ async def test_a_receiver_that_hangs_stops_no_other(any_database: Database, rece
 async def test_deliveries_are_signed_with_the_time_of_the_database(
     any_database: Database, receivers: Receivers
 ) -> None:
-    """D15: whatever the host's clock says; and when the database's clock is set right, the next one is right, too."""
+    """Rule D15: whatever the host's clock says; once the database's clock is set right, the next one is right, too."""
     box = await simple_world(any_database)
     hook = await subscribe(any_database, receivers, "hook")
     await shift_clock(any_database, 200)
@@ -368,7 +368,7 @@ async def test_without_the_notice_it_would_sleep_on(
 async def test_a_lost_notice_costs_no_more_than_the_poll_interval(
     lone_database: Database, receivers: Receivers
 ) -> None:
-    """I21, I25: the listener's connection is killed again and again, and it always comes back."""
+    """Rules I21 and I25: the listener's connection is killed again and again, and it always comes back."""
     box = await simple_world(lone_database)
     hook = await subscribe(lone_database, receivers, "hook")
     async with dispatching(lone_database, receivers.ca_path, poll_s=0.2):
@@ -405,13 +405,13 @@ async def test_killed_connections_lose_nothing(
         await until(lone_database, {"delivered": 300})
     await assert_delivered(lone_database, 300)
     assert {one.webhook_id: one.body for one in hook.accepted} == await bodies(lone_database)
-    assert len(hook.ledger) <= 300 + 4 * 16  # P5: at most what was in flight, once more each
+    assert len(hook.ledger) <= 300 + 4 * 16  # rule P5: at most what was in flight, once more each
 
 
 async def test_results_that_cannot_be_stored_at_once_are_stored_later(
     any_database: Database, receivers: Receivers
 ) -> None:
-    """I28: the server dies at each COMMIT for a while. Nothing is posted twice, for the answers are known."""
+    """Rule I28: the server dies at each COMMIT for a while. Nothing is posted twice, for the answers are known."""
     box = await simple_world(any_database)
     hook = await subscribe(any_database, receivers, "hook")
     async with any_database.transaction() as connection:
@@ -450,7 +450,7 @@ async def test_two_dispatchers_share_the_work_and_post_everything_once(
 async def test_work_that_a_dead_process_held_is_done_when_its_lease_ends(
     any_database: Database, receivers: Receivers
 ) -> None:
-    """P10, I22, I23: thousands of rows that are held for longer do not hide the one that is free again."""
+    """Rules P10, I22 and I23: thousands of rows that are held for longer do not hide the one that is free again."""
     box = await simple_world(any_database)
     hook = await subscribe(any_database, receivers, "hook")
     await commit(box, *(funding(number) for number in range(2_000)))

@@ -1,4 +1,4 @@
-"""Claims visit marked webhooks only: none with something due is left out, and none without costs anything (D8, P8)."""
+"""Claims visit marked webhooks only: every due one, at no cost for the others (rules D8 and P8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The feed of events: who pages through it misses nothing, whatever commits meanwhile (A19, reliability F5, I20)."""
+"""The feed of events: a reader that pages through it misses nothing, whatever commits meanwhile (rules A19 and I20)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vaultevents.core.pages import CursorUnknown
 from vaultevents.core.spans import Span
 from vaultevents.store import feed
 from vaultevents.store.embedded import ServerAddress
-from vaultevents.store.feed import FeedEvent, FeedPosition, mend
+from vaultevents.store.feed import FeedEvent, FeedPosition, adopt_restored_events
 from vaultevents.store.outbox import Committed
 from vaultevents.store.pool import Connection, Database
 
@@ -224,15 +224,15 @@ async def test_a_start_on_the_same_server_changes_nothing(any_database: Database
     before = await rows(any_database, "select * from events order by seq")
     async with any_database.transaction() as connection:
         await write(connection, 3)  # an open transaction is no foreign one
-        await mend(any_database)
-    await mend(any_database)
+        await adopt_restored_events(any_database)
+    await adopt_restored_events(any_database)
     await calm(any_database)
     assert await epoch(any_database) == 1
     assert (await rows(any_database, "select * from events order by seq"))[:2] == before
     assert await ids(any_database) == ["e1", "e2", "e3"]
 
 
-async def test_events_of_another_server_are_shown_once_they_are_mended(any_database: Database) -> None:
+async def test_events_of_another_server_are_shown_once_they_are_adopted(any_database: Database) -> None:
     await account(any_database)
     await account(any_database, "globex")
     await written(any_database, 1, 2, 3)
@@ -242,7 +242,7 @@ async def test_events_of_another_server_are_shown_once_they_are_mended(any_datab
     await calm(any_database)
     assert await ids(any_database) == ["e1"]
 
-    await asyncio.gather(*(mend(any_database) for _ in range(3)))  # several daemons start at once
+    await asyncio.gather(*(adopt_restored_events(any_database) for _ in range(3)))  # several daemons start at once
     await calm(any_database)
     assert await epoch(any_database) == 2
     assert await ids(any_database) == ["e1", "e2", "e3"]

@@ -1,4 +1,4 @@
-"""Flags of a webhook hold at once; its pending deliveries follow in batches that nobody waits for (D9, D14)."""
+"""A webhook's flags hold at once; its pending deliveries follow in batches that block nobody (rules D9 and D14)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of events and deliveries when their block is orphaned, and when it comes back (C1, P4, I7)."""
+"""What becomes of events and deliveries when their block is orphaned, and when it comes back (rules C1, P4 and I7)."""
 
 from __future__ import annotations
 

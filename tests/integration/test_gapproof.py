@@ -1,4 +1,4 @@
-"""`audit chain`: what was taken out of the outbox, put into it or changed in it is found, by id (I2, I6)."""
+"""`audit chain`: what was taken out of the outbox, put into it or changed in it is found, by id (rules I2 and I6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/healthz` turns red within seconds of a database that cannot be written to, and green again after it (R12)."""
+"""`/healthz` is red within seconds of a database that cannot be written to, and green again after it (rule T20)."""
 
 from __future__ import annotations
 

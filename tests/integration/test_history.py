@@ -1,4 +1,4 @@
-"""What an account reads of itself, its vaults, and what became of the events of its webhooks (A8, A19, D14)."""
+"""What an account reads of itself, its vaults, and the deliveries of its webhooks (rules A8, A19 and D14)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dead receiver delays nobody and is switched off in the end; nothing is lost or sent twice by that (D7, D8)."""
+"""A dead receiver delays nobody and is switched off in the end; nothing is lost or sent twice (rules D7 and D8)."""
 
 from __future__ import annotations
 

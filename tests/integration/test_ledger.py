@@ -1,4 +1,4 @@
-"""The ledger: what it proves, each way to break it, and a digest that two operators can compare (P9, D14)."""
+"""The ledger: what it proves, each way to break it, and a digest that two operators can compare (rules P9 and D14)."""
 
 from __future__ import annotations
 

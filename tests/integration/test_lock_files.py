@@ -1,4 +1,4 @@
-"""Lock files pin everything by hash and name no host; what the source imports is in the lock (reliability T19)."""
+"""Lock files pin everything by hash and name no host; what the source imports is in the lock (rule T19)."""
 
 from __future__ import annotations
 

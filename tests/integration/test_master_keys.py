@@ -1,4 +1,4 @@
-"""Master keys change while everything goes on, and all that is sealed stays what it was (D2, reliability T9)."""
+"""Master keys change while everything goes on, and all that is sealed stays what it was (rules D2 and T9)."""
 
 from __future__ import annotations
 

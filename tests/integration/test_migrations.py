@@ -171,7 +171,7 @@ async def test_a_wrong_login_is_told_without_the_password(any_postgres: ServerAd
     for wrong in ({"password": "s3cr3t"}, {"user": "nobody"}, {"database": "nowhere"}):
         text = await refusal({**right, **wrong})
         assert "refuses the connection" in text
-        assert "mend database_url" in text
+        assert "fix database_url" in text
         assert "s3cr3t" not in text
         assert right["password"] not in text
 

@@ -1,4 +1,4 @@
-"""Changes by customers: one token, one code, one change, whoever races (A13, A15); and the wall around an account."""
+"""Customers' changes: one token, one code, one change, in any race; accounts stay apart (rules A13, A15 and T8)."""
 
 from __future__ import annotations
 

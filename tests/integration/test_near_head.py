@@ -1,4 +1,4 @@
-"""Nearer to the head than final (C1, P4): whatever is reorganised and when, the chain's own record is what remains."""
+"""Nearer to the head than final (rules C1 and P4): after any reorg, the chain's own record is what remains."""
 
 from __future__ import annotations
 

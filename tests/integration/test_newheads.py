@@ -1,4 +1,4 @@
-"""New heads over WebSocket: they make a stream look at once, and no socket costs more than the poll interval (I10)."""
+"""New heads over WebSocket: a stream looks at once, and no socket costs more than the poll interval (rule I10)."""
 
 from __future__ import annotations
 

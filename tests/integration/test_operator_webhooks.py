@@ -1,4 +1,4 @@
-"""What operators do to a webhook by its id: the rules are those of its owner (A5), and a pause loses nothing."""
+"""What operators do to a webhook by its id: the rules are those of its owner (rule A5), and a pause loses nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outbox: what a commit writes, all of it or nothing, and to whom its events go (P1, C9, D9, D13, E16)."""
+"""The outbox: what a commit writes, all of it or nothing, and to whom its events go (rules P1, C9, D9, D13 and E16)."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ async def test_nothing_that_is_still_to_be_read_live_can_be_silenced(any_databas
 async def test_a_stored_row_is_compared_in_its_own_encoding(
     any_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """E16: after an upgrade of the templates old rows stay as they are and are not "different"."""
+    """Rule E16: after an upgrade of the templates old rows stay as they are and are not "different"."""
 
     def newer(event: Event, encoding: int = 2) -> bytes:
         return encode(event) if encoding == 1 else encode(event).replace(b"Funding received", b"Vault funded")

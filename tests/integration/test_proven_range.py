@@ -1,4 +1,4 @@
-"""Logs derived from headers and receipts alone: the chain's own record, whatever eth_getLogs may say (I6)."""
+"""Logs derived from headers and receipts alone: the chain's own record, whatever eth_getLogs may say (rule I6)."""
 
 from __future__ import annotations
 

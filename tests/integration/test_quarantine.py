@@ -1,4 +1,4 @@
-"""Logs that cannot be decoded: the stream goes on, nothing else is lost, a version that knows them delivers (C8)."""
+"""Logs that cannot be decoded: the stream goes on, nothing else is lost, a later version delivers them (rule C8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose fault it is that a report gives no events: a gateway's, or its own (C6)."""
+"""Whose fault it is that a report gives no events: a gateway's, or its own (rule C6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a published report to its events: pending, fetched, verified, told; against the devnet's own record (C6)."""
+"""From a published report to its events: pending, fetched, verified, stored; against the devnet's record (rule C6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resends, recoveries and tests, sent to real TLS receivers: one attempt each, and nothing else follows (D11)."""
+"""Resends, recoveries and tests, sent to real TLS receivers: one attempt each, and nothing else follows (rule D11)."""
 
 from __future__ import annotations
 

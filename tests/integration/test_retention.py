@@ -1,4 +1,4 @@
-"""Pruning: old finished deliveries go; the ledger, `recover` and replays know that they were there (D9, D11, D13)."""
+"""Pruning: old finished deliveries go; the ledger, `recover` and replays remember them (rules D9, D11 and D13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The secret of a webhook changes while deliveries go on, and every signature stays good (D2, reliability T12)."""
+"""The secret of a webhook changes while deliveries go on, and every signature stays good (rules D2 and T12)."""
 
 from __future__ import annotations
 

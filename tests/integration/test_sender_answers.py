@@ -273,7 +273,7 @@ BROKEN_CHUNKS = {
 async def test_a_chunk_that_is_broken_changes_nothing_of_the_headers_beside_it(
     chunk: bytes, status: int, authority: Authority
 ) -> None:
-    """D3, also where both come in one packet; the connection is not used again."""
+    """Rule D3, also where both come in one packet; the connection is not used again."""
     async with receiving(CHUNKED % status + chunk, authority.server(NAME)) as receiver, sender(authority) as sending:
         for opened in (1, 2):
             reply = await sending.send(receiver.url, BODY, HEADERS)

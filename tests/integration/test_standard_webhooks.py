@@ -1,4 +1,4 @@
-"""Real deliveries verify with the reference libraries of Standard Webhooks, in Python and JavaScript (D1, D2, T12)."""
+"""Real deliveries verify with the Standard Webhooks libraries in Python and JavaScript (rules D1, D2 and T12)."""
 
 from __future__ import annotations
 

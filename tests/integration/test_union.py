@@ -1,4 +1,4 @@
-"""Several nodes that are asked at once which blocks hold logs: one honest node suffices, and a liar is named (C2)."""
+"""Several nodes are asked at once which blocks hold logs: one honest node suffices, a liar is named (rule C2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What customers do to their webhooks, and what it does to the deliveries that are under way (A2–A5, A16, A17, D9)."""
+"""Customers' changes of webhooks, and their effect on deliveries under way (rules A2 to A5, A16, A17 and D9)."""
 
 from __future__ import annotations
 

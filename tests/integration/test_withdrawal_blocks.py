@@ -1,4 +1,4 @@
-"""What must hold between the blocks of a node before their withdrawals are used, and their exact wire form (C3)."""
+"""What must hold between a node's blocks before their withdrawals are used, and their wire form (rule C3)."""
 
 from __future__ import annotations
 

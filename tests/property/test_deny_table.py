@@ -1,4 +1,4 @@
-"""The deny table at each edge of each range, against the networks that the corpus lists (reliability §4.1)."""
+"""The deny table at each edge of each range, against the networks that the corpus lists (rule T1)."""
 
 from __future__ import annotations
 

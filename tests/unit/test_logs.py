@@ -1,4 +1,4 @@
-"""From raw logs to observations: the fold by (vault, transaction) and the `_n` rule (E3), claims, C8."""
+"""From raw logs to observations: the fold by (vault, transaction) and the `_n` rule (rule E3), claims, rule C8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page's cursor opens for the account and the list it was made for, and for nothing else (A2, reliability §4.5)."""
+"""A page's cursor opens for the account and the list it was made for, and for nothing else (rules A2 and T8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures in a row: when a webhook is parked, for how long, and when it is switched off (D7, D8)."""
+"""Failures in a row: when a webhook is parked, for how long, and when it is switched off (rules D7 and D8)."""
 
 from __future__ import annotations
 

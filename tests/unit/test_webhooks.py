@@ -164,7 +164,7 @@ def funding(account_id: str, vault_id: str) -> Event:
         ({"vault_ids": ("v1",)}, True),
         ({"vault_ids": ("v2",)}, False),
         ({"vault_ids": ("v1",), "event_types": ("withdrawal_claimed",)}, False),
-        # a filter that lost its last vault matches nothing, never everything (E12)
+        # a filter that lost its last vault matches nothing, never everything (rule E12)
         ({"vault_ids": ()}, False),
     ],
 )

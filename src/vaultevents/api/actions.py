@@ -1,4 +1,4 @@
-"""What an account asks a webhook to do: resend, recover, test, and sign with another secret (A19, D11)."""
+"""What an account asks a webhook to do: resend, recover, test, and sign with another secret (rules A19 and D11)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vaultevents.store import customers, resends
 
 
 def add_actions(app: FastAPI, desk: Desk) -> None:
-    """The POSTs below a webhook; only the one that shows a secret needs a step-up code (A15)."""
+    """The POSTs below a webhook; only the one that shows a secret needs a step-up code (rule A15)."""
     _add_resends(app, desk)
     _add_test(app, desk)
     _add_rotation(app, desk)

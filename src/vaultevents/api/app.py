@@ -1,4 +1,4 @@
-"""The application: routes behind the gate, every error as a problem, and its own description (A6, A19)."""
+"""The application: routes behind the gate, every error as a problem, and its own description (rules A6 and A19)."""
 
 from __future__ import annotations
 

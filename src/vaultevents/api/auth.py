@@ -1,7 +1,7 @@
-"""Authentication of every request: API key, rate, signature, address, claims and single use, in this order (A7–A14).
+"""Authenticate each request: API key, rate, signature, address, claims, single use; in this order (rules A7 to A14).
 
 ASGI middleware on the raw request, because a token signs the target and the body as they were sent. What it lets
-through carries a `Caller`; what it refuses is a problem. Detail about claims is told only after the signature verified.
+through carries a `Caller`; what it refuses is a problem. No detail about claims before the signature verified.
 
 Requests that verify count for the rate of their key, all others for that of their address and key together. So nobody
 who has the API key alone can lock its owner out.
@@ -65,7 +65,7 @@ class Caller:
 
 
 class Gate:
-    """The middleware; `now_s` is the service clock (D15)."""
+    """The middleware; `now_s` is the service clock (rule D15)."""
 
     def __init__(
         self,
@@ -233,8 +233,8 @@ def _check_address(key: ApiKey, scope: Scope) -> None:
 
 async def _body(scope: Scope, receive: Receive) -> bytes:
     too_large = Problem("body_too_large", f"send at most {MAX_BODY_BYTES} bytes", headers={"connection": "close"})
-    told = _header(scope, b"content-length")
-    if told is not None and told.isdigit() and int(told[:20]) > MAX_BODY_BYTES:
+    length = _header(scope, b"content-length")
+    if length is not None and length.isdigit() and int(length[:20]) > MAX_BODY_BYTES:
         raise too_large
     parts = []
     size = 0

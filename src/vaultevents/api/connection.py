@@ -1,7 +1,7 @@
-"""uvicorn's HTTP/1.1 with bounds: size and time of a request, one request at a time, answers that are read (A17, T17).
+"""Bound uvicorn's HTTP/1.1: size and time of requests, one at a time, answers that are read (rules A17 and T17).
 
 A connection parses no request while another is handled or its answer waits to be read: what a client sends meanwhile
-stays in the kernel. What is not well-formed is answered as a problem and ends the connection (T18).
+stays in the kernel. What is not well-formed is answered as a problem and ends the connection (rule T18).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The description of the API: OpenAPI 3.1 from routes and models, and a page of it without scripts or assets (A19)."""
+"""Describe the API: OpenAPI 3.1 from routes and models, and one page without scripts or assets (rule A19)."""
 
 from __future__ import annotations
 

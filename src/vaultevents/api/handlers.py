@@ -1,4 +1,4 @@
-"""The routes of customers: thin, from a verified request to the store and back (interface §4; A1–A8, A16, A19)."""
+"""The routes of customers: thin, from a verified request to the store and back (rules A1 to A8, A16 and A19)."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ class Desk:
 
     @asynccontextmanager
     async def changing(self, caller: Caller) -> AsyncIterator[Change]:
-        """The transaction of a change: the token, the step-up code and the change stand or fall together (A13, A15)."""
+        """The transaction of a change: token, step-up code and change commit or fail together (rules A13 and A15)."""
         account_id = caller.key.account_id
         async with self.shares.share(account_id), mutation(self.database, self._grant(caller), self.key) as change:
             yield change
 
     @asynccontextmanager
     async def acting(self, caller: Caller) -> AsyncIterator[Connection]:
-        """The transaction of a request that needs no step-up code: it spends its token (A13)."""
+        """The transaction of a request that needs no step-up code: it spends its token (rule A13)."""
         account_id = caller.key.account_id
         async with self.shares.share(account_id), action(self.database, self._grant(caller)) as connection:
             yield connection
@@ -95,7 +95,7 @@ class Desk:
         return Grant(caller.key.account_id, caller.token_digest, caller.code, self.now_s())
 
     def position(self, caller: Caller, kind: str, cursor: str | None) -> str | None:
-        """Where a page begins; a cursor that is altered, foreign or of another list is not valid (A6)."""
+        """Where a page begins; a cursor that is altered, foreign or of another list is not valid (rule A6)."""
         if cursor is None:
             return None
         return decode_cursor(self.hash_key, caller.key.account_id, kind, cursor)
@@ -347,13 +347,13 @@ def _nonce() -> bytes:
 
 
 def _fingerprint(body: models.NewWebhook) -> bytes:
-    """Equal for equal requests, however their JSON is spaced or ordered (A16)."""
+    """Equal for equal requests, however their JSON is spaced or ordered (rule A16)."""
     value = body.model_dump(mode="json", exclude_unset=True)
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
 
 
 def _checked(desk: Desk, body: models.NewWebhook | models.WebhookPatch) -> dict[str, Any]:
-    """The fields of a webhook that the request names, by the rules of core; all that is wrong is told at once."""
+    """The fields of a webhook that the request names, by the rules of core; all that is wrong is reported at once."""
     wrong: list[Invalid] = []
     fields: dict[str, Any] = {}
     named = body.model_fields_set if isinstance(body, models.WebhookPatch) else type(body).model_fields
@@ -381,7 +381,7 @@ def _once_each(names: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 async def _naming_vaults(body: models.NewWebhook | models.WebhookPatch, check: Awaitable[None]) -> None:
-    """Tells unknown, foreign and removed vaults alike, by their places in the body (A3)."""
+    """Report unknown, foreign and removed vaults alike, by their places in the body (rule A3)."""
     try:
         await check
     except VaultsUnknown as unknown:

@@ -1,4 +1,4 @@
-"""What one process remembers about its callers, in bounded memory: request rates (A17) and tokens of reads (A13)."""
+"""Bounded memory of one process about its callers: request rates (rule A17) and tokens of reads (rule A13)."""
 
 from __future__ import annotations
 

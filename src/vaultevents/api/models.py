@@ -1,6 +1,6 @@
 """What requests and answers hold, as pydantic models: they check the former, make the latter, and document both.
 
-Fields are those of interface §2 and of decisions A2–A8 and A19; in JSON they are written in camelCase.
+Fields and limits are those of `docs/api.md` and `docs/events.md`; in JSON names are written in camelCase.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Request(BaseModel):
 
 
 class NewWebhook(Request):
-    """A webhook to be created; only `url` is required (A3)."""
+    """A webhook to be created; only `url` is required."""
 
     url: str = Field(description="https only", examples=["https://example.org/hook"])
     event_types: Annotated[list[EventType], Field(min_length=1)] | None = Field(None, description=EVENT_TYPES_TEXT)
@@ -44,7 +44,7 @@ def _a_patch(schema: dict[str, Any]) -> None:
 
 
 class WebhookPatch(Request):
-    """A JSON Merge Patch (RFC 7396): what is absent stays, `null` means all (A4)."""
+    """A JSON Merge Patch (RFC 7396): an absent field stays as it is, `null` means all."""
 
     model_config = ConfigDict(json_schema_extra=_a_patch)
 
@@ -72,7 +72,7 @@ class Answer(BaseModel):
 
 
 class WebhookEntry(Answer):
-    """A webhook (interface §2.1)."""
+    """A webhook."""
 
     id: str
     url: str
@@ -112,7 +112,7 @@ class StakingVault(Answer):
 
 
 class Limits(Answer):
-    """What this service lets an account do (A9, A12, A17)."""
+    """What this service lets an account do."""
 
     requests_per_minute: int
     burst: int
@@ -123,7 +123,7 @@ class Limits(Answer):
 
 
 class AccountFacts(Answer):
-    """Who is asking, and what time it is here (A8)."""
+    """Who is asking, and the service's time."""
 
     id: str
     name: str
@@ -224,7 +224,7 @@ class NewSecret(Answer):
 
 
 class Event(BaseModel):
-    """An event as webhooks receive it (interface §2.2)."""
+    """An event as webhooks receive it."""
 
     id: str
     account_ref_id: str

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem details: one table of codes, one form, for ours and the framework's (A6, A7)."""
+"""Errors as RFC 9457 problem details: one table of codes, one form, for ours and the framework's (rules A6 and A7)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def too_many(code: str, detail: str, retry_after_s: int) -> Problem:
 
 
 def body(problem: Problem, instance: str, request_id: str) -> bytes:
-    """The problem as bytes; `message` repeats `detail` for clients that read that field (A6)."""
+    """The problem as bytes; `message` repeats `detail` for clients that read that field (rule A6)."""
     status, title = CODES[problem.code]
     content: dict[str, Any] = {
         "type": f"/docs#{problem.code}",

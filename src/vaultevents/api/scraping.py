@@ -1,4 +1,4 @@
-"""Serve an operator's monitoring on a listener of its own: `/metrics`, and `/healthz` without content (T20).
+"""Serve an operator's monitoring on a listener of its own: `/metrics`, and `/healthz` without content (rule T20).
 
 A process is healthy while the database can be written to, so that it turns unhealthy within 5 s of a full disk, a
 database that is gone, or one that only reads.

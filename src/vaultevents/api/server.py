@@ -1,4 +1,4 @@
-"""The HTTP server inside the daemon: uvicorn on a socket that was bound before anything else began (A20)."""
+"""The HTTP server inside the daemon: uvicorn on a socket that was bound before anything else began (rule A20)."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def serve(
 
 
 def _in_both_families(networks: Sequence[str]) -> list[str]:
-    """The networks, and those of IPv4 as a socket for both families tells them (RFC 4291 §2.5.5.2)."""
+    """The networks, and those of IPv4 as a socket for both families shows them (RFC 4291 §2.5.5.2)."""
     four = [network for network in map(ip_network, networks) if isinstance(network, IPv4Network)]
     mapped = [f"::ffff:{network.network_address}/{96 + network.prefixlen}" for network in four]
     return [*networks, *mapped]
@@ -132,7 +132,7 @@ _FULL = Problem("too_many_connections", "too many connections are open: close so
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the daemon, dates its answers by the service clock (D15), and bounds its connections."""
+    """Leaves signals to the daemon, dates its answers by the service clock (rule D15), and bounds its connections."""
 
     def __init__(self, config: uvicorn.Config, options: ServerOptions, now_s: Callable[[], float]) -> None:
         super().__init__(config)

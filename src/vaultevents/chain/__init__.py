@@ -1,1 +1,1 @@
-"""Reads the world. Returns plain records, knows nothing of accounts, and believes no node (decision C2)."""
+"""Reads the world. Returns plain records, knows nothing of accounts, and believes no node (rule C2)."""

@@ -1,7 +1,7 @@
 """The beacon chain as the watchers see it: finality and validator records, from nodes of which none is believed.
 
-Only final data is read (C1): records come from the state `finalized` (C4, C5). Before each question about data the
-node must show that it follows the chain and is not behind the finality that was already seen, because what one node
+Only final data is read: records come from the state `finalized` (rules C1, C4 and C5). Before each question about data
+the node must show that it follows the chain and is not behind the finality that was already seen, because what one node
 calls final is only complete up to there.
 """
 
@@ -86,7 +86,7 @@ class BeaconOptions:
 
 @dataclass(frozen=True, slots=True)
 class BeaconIdentity:
-    """What tells one beacon chain from another, and how it counts time (E10)."""
+    """What tells one beacon chain from another, and how it counts time (rule E10)."""
 
     genesis_validators_root: Hash32
     time: ChainTime

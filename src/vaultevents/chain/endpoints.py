@@ -44,7 +44,7 @@ class Endpoints(Generic[N]):
 
     A node that fails is set aside, for longer each time that it fails its first question back, and the next is asked;
     those set aside come last, so that a question fails only when every node has failed it. `admit` is called before a
-    node's first use and again when it returns; it raises `WrongNetwork` for a node that must not be used (E10).
+    node's first use and again when it returns; it raises `WrongNetwork` for a node that must not be used (rule E10).
     """
 
     def __init__(self, nodes: Sequence[N], admit: Callable[[N], Awaitable[None]]) -> None:

@@ -1,6 +1,6 @@
 """The execution layer as the watchers see it: heads, headers and proven logs, from nodes of which none is believed.
 
-Decisions C1 (which head), C2 (trust in the node), C10 (query shape), E10 (one network).
+Rule C1 (which head), rule C2 (trust in the node), rule C10 (query shape), rule E10 (one network).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NEAR_HEAD = re.compile(r"latest-([0-9]{1,6})")
 
 @dataclass(frozen=True, slots=True)
 class HeadPolicy:
-    """Up to which block is read: a block tag, and how many blocks before it (C1)."""
+    """Up to which block is read: a block tag, and how many blocks before it (rule C1)."""
 
     tag: Literal["finalized", "safe", "latest"] = "finalized"
     depth: int = 0
@@ -125,7 +125,7 @@ class ExecutionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What tells one network from another (E10)."""
+    """What tells one network from another (rule E10)."""
 
     chain_id: int
     genesis_hash: Hash32
@@ -190,13 +190,13 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         return self._options.headers == "every" or self._options.completeness == "receipts"
 
     async def head(self) -> Header:
-        """The header of the block up to which may be read. Never falls back to a less final one (C1)."""
+        """The header of the block up to which may be read. Never falls back to a less final one (rule C1)."""
         if self._head.tag == "finalized":
             return await self.final_head()
         return await self._open.ask(partial(self._newest_head, self._head), hedge=True)
 
     async def final_head(self) -> Header:
-        """The header of the finalized block, whatever the policy: validators and withdrawals are read final (C1).
+        """The header of the finalized block, whatever the policy: validators and withdrawals are read final (rule C1).
 
         Every node that has a block at this height, and the beacon chain, have the same one there: raises
         `ChainDisagreement` with both sides where they differ.
@@ -258,7 +258,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
 
     @property
     def reads_near_head(self) -> bool:
-        """Whether blocks are read that a reorg may still replace (C1)."""
+        """Whether blocks are read that a reorg may still replace (rule C1)."""
         return self._head.tag != "finalized"
 
     async def headers(self, numbers: Sequence[int]) -> dict[int, Header]:
@@ -300,10 +300,10 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         only: str | None = None,
         also: Collection[int] = (),
     ) -> LogRange:
-        """All logs of the topics in the blocks of `span` that hold watched ones, proven and complete as C2 says.
+        """All logs of the topics in the blocks of `span` that hold watched ones, proven and complete as rule C2 says.
 
         `anchor` is the hash of the block before the span, to which its first block must be linked. With nothing
-        watched only the header of the last block is read (C10). With `every` each header is read and linked; without
+        watched only the last block's header is read (rule C10). With `every` each header is read and linked; without
         it, unless the options say so, those of each span's ends and of blocks with logs. `final`: no block of the span
         can be replaced. `live`: do not wait for slow nodes. `only`: what this node alone claims. `also`: blocks to read
         in any case.
@@ -386,7 +386,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
     async def read_withdrawals(
         self, span: Span, anchor: Hash32 | None, last_index: int | None
     ) -> list[WithdrawalBlock]:
-        """Every block of `span` with its withdrawals, in order and all from one node, proven as C3 says.
+        """Every block of `span` with its withdrawals, in order and all from one node, proven as rule C3 says.
 
         `anchor` is the hash of the block before the span, `last_index` the last withdrawal up to there; the first
         block is held against what of these is given. A block whose withdrawals are not there is never empty.
@@ -406,7 +406,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         return await self._open.ask(read)
 
     async def first_block_at(self, time_s: int) -> int:
-        """The first block whose time is `time_s` or later, up to the finalized one (C1): by bisection.
+        """The first block whose time is `time_s` or later, up to the finalized one (rule C1): by bisection.
 
         Raises `SourceUnavailable` when the finalized block is older.
         """

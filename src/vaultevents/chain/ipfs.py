@@ -6,10 +6,10 @@
     gateway ─▶ at most 3 guarded redirects ─▶ capped, uncompressed body ─▶ check ─▶ cache ─▶ done
       └ anything else: the next gateway
 
-A gateway only carries bytes: whether they are the file is decided by `check` alone (decision C6), also for the cache.
+A gateway only carries bytes: whether they are the file is decided by `check` alone (rule C6), also for the cache.
 What the file says is not a gateway's business: `check` compares it with the CID and nothing else.
 The gateways are the operator's choice and may be private; where they redirect to is not, and must be public or allowed
-(decision D10). No proxy is taken from the environment and no cookie is kept.
+(rule D10). No proxy is taken from the environment and no cookie is kept.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class LogQuery:
         )
 
     def keeps(self, topics: Sequence[bytes], address: bytes) -> bool:
-        """Test whether a log is kept: all with the topics of contracts (rules C10, E3), and the oracles' reports."""
+        """Test whether a log is kept: all with the topics of contracts (rules C10 and E3), and the oracles' reports."""
         if not topics or topics[0] not in self.topics:
             return False
         return topics[0] != REPORT_UPDATED or address in self.watched.oracles

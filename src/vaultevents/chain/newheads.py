@@ -1,4 +1,4 @@
-"""New heads over WebSocket, as a hint and nothing else (reliability I10).
+"""New heads over WebSocket, as a hint and nothing else (rule I10).
 
 What a socket says is not read: each message means that somebody may look at the nodes sooner than the next poll. So a
 socket that is dead, frozen or lying costs at most the poll interval, and one of another network costs nothing.

@@ -1,4 +1,4 @@
-"""The nodes of one upstream, of which only those of the expected network are asked (decision E10)."""
+"""The nodes of one upstream, of which only those of the expected network are asked (rule E10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""key and mfa: who may call the HTTP API for an account, and its second factor (decisions A14, A15)."""
+"""key and mfa: who may call the HTTP API for an account, and its second factor (rules A14 and A15)."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def _parse_start(text: str) -> int | Literal["now", "creation"]:
 
 
 async def _start(settings: Settings, store: Store, contract: Address, start: Literal["now", "creation"]) -> int:
-    """The block that a word stands for now (E12); always by the finalized head."""
+    """The block that a word stands for now (rule E12); always by the finalized head."""
     async with open_chain(settings, store.database, head=HeadPolicy()) as chain:
         return (await chain.head()).number + 1 if start == "now" else await chain.creation_block(contract)
 

@@ -291,7 +291,7 @@ class _Replay:
                     await resolver.postpone(report, error)
 
     async def _refuse_silencing(self, name: str, span: Span) -> None:
-        """Refuse to store events undelivered of blocks that the live stream is still to read and deliver (D13)."""
+        """Refuse to store events undelivered of blocks that the live stream is still to read and deliver (rule D13)."""
         live = await self._outbox.live(name)
         if live is None or span.last > live.position:
             begun = "has not begun" if live is None else f"is at block {live.position}"

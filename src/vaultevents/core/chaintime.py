@@ -43,7 +43,7 @@ class ChainTime:
         return _not_negative("epoch", epoch) * self.slots_per_epoch
 
     def epoch_start_ms(self, epoch: int) -> int:
-        """The moment at which an epoch begins: the `created_at` of its activations and exits (E2)."""
+        """The moment at which an epoch begins: the `created_at` of its activations and exits (rule E2)."""
         return self.genesis_s * 1000 + self.first_slot(epoch) * self.slot_ms
 
     def epoch_start_s(self, epoch: int) -> int:

@@ -1,14 +1,14 @@
 """The whole exception tree.
 
     VaulteventsError
-    ├── OperatorError            a person must mend it; its text is one sentence that says what to do; exit code 1
+    ├── OperatorError            a person must fix it; its text is one sentence that says what to do; exit code 1
     │   ├── ConfigError            a setting
     │   ├── InputError             an argument, an address, an id, a URL
     │   │   ├── CursorUnknown        of a page: altered, foreign, or of another list (core/pages.py)
     │   │   └── JsonMalformed        bytes that are not JSON, or can be read in two ways (core/jsonbody.py)
     │   ├── DatabaseUnusable       of a newer or altered schema, too old, wrong key, no privilege (store/sqlstates.py)
     │   ├── SealBroken             a sealed secret does not open (core/sealing.py)
-    │   ├── WrongNetwork           a node of another chain than the one this database is pinned to (E10)
+    │   ├── WrongNetwork           a node of another chain than the one this database is pinned to (rule E10)
     │   └── StreamStopped          a stream that must not go on by itself
     ├── TokenRejected            a request's token that does not authenticate it (core/tokens.py)
     ├── TokenReplayed, StepUpRefused                        a change that may not be made (store/mutations.py)
@@ -23,8 +23,8 @@
     ├── DatabaseUnavailable      lost or busy: start the transaction over from its reads
     └── SourceUnavailable        an upstream cannot answer now; try again, another node first
         ├── RangeTooLarge          the node wants a smaller block range or answer
-        ├── NodeFault              an answer that contradicts itself or the chain (C2): the node is set aside
-        └── ChainDisagreement      nodes give different final blocks (C2): the stream waits, and nothing is sent
+        ├── NodeFault              an answer that contradicts itself or the chain (rule C2): the node is set aside
+        └── ChainDisagreement      nodes give different final blocks (rule C2): the stream waits, and nothing is sent
 
 Normal endings are values, not exceptions. Everything outside this tree is a bug and ends the process.
 """
@@ -39,7 +39,7 @@ class VaulteventsError(Exception):
 
 
 class OperatorError(VaulteventsError):
-    """A person must mend it: the text is one clear sentence that says what to do."""
+    """A person must fix it: the text is one clear sentence that says what to do."""
 
 
 class ConfigError(OperatorError):
@@ -55,7 +55,7 @@ class DatabaseUnusable(OperatorError):
 
 
 class WrongNetwork(OperatorError):
-    """The node belongs to another network than the database (decisions E10)."""
+    """The node belongs to another network than the database (rule E10)."""
 
 
 class StreamStopped(OperatorError):
@@ -89,8 +89,8 @@ class RangeTooLarge(SourceUnavailable):
 
 
 class NodeFault(SourceUnavailable):
-    """The node's answer contradicts itself or the chain (decisions C2)."""
+    """The node's answer contradicts itself or the chain (rule C2)."""
 
 
 class ChainDisagreement(SourceUnavailable):
-    """Nodes give different final blocks. Which one is right cannot be told from their answers (rule C2)."""
+    """Nodes give different final blocks. Their answers do not show which is right (rule C2)."""

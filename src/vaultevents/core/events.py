@@ -1,4 +1,4 @@
-"""The six events: payloads, ids and bodies (interface §2.2 and §6, decisions E1-E16).
+"""The six events: payloads, ids and bodies, as `docs/events.md` shows them (rules E1 to E16).
 
 A body is a pure function of chain data and the registry. It is encoded once, when the event is committed.
 """
@@ -14,7 +14,7 @@ from vaultevents.core.registry import Owner, Registry, Role
 from vaultevents.core.units import Address, Epoch, Hash32, Pubkey, ValidatorIndex, Wei, checksum, eth_text, hex_text
 
 ENCODING = 1
-"""Version of titles, messages, key order and encoding; kept in each event row (E16)."""
+"""Version of titles, messages, key order and encoding; kept in each event row (rule E16)."""
 
 SEVERITY = "info"
 TEST_TYPE = "webhook_test"
@@ -22,7 +22,7 @@ TEST_TYPE = "webhook_test"
 
 @dataclass(frozen=True, slots=True)
 class FundingReceived:
-    """All `EtherFunded` logs of one vault in one transaction (E3).
+    """All `EtherFunded` logs of one vault in one transaction (rule E3).
 
     `position` counts the vault among the distinct emitters in that transaction, from 1.
     """
@@ -93,7 +93,7 @@ class ValidatorExited(_OfValidator):
 
 @dataclass(frozen=True, slots=True)
 class ValidatorWithdrawalCompleted(_OfValidator):
-    """All withdrawals of one validator in one epoch (E4)."""
+    """All withdrawals of one validator in one epoch (rule E4)."""
 
     event_type: ClassVar[str] = "validator_withdrawal_completed"
     amount_wei: Wei
@@ -143,7 +143,7 @@ class WithdrawalClaimed:
 
 @dataclass(frozen=True, slots=True)
 class ReportUpdateAvailable:
-    """A published oracle report contains the vault; `calldata` applies it (C6, E13)."""
+    """A published oracle report contains the vault; `calldata` applies it (rules C6 and E13)."""
 
     event_type: ClassVar[str] = "report_update_available"
     role: ClassVar[Role] = Role.VAULT
@@ -185,8 +185,8 @@ EVENT_TYPES = tuple(payload.event_type for payload in PAYLOADS)
 class Observation:
     """Something seen on the chain that is not yet anyone's.
 
-    `address` is the vault, for a claim its queue; `block` and `at_ms` are those of the moment named in E2. Without a
-    `block` (the start of an epoch) the time alone tells in which span of a vault it lies (E12).
+    `address` is the vault, for a claim its queue; `block` and `at_ms` are those of the moment in rule E2. Without a
+    `block` (the start of an epoch) the time alone decides in which span of a vault it lies (rule E12).
     """
 
     address: Address
@@ -199,7 +199,7 @@ class Observation:
 class Event:
     """An observation and the vault whose event it is.
 
-    `id` is `<event_type>_<account_ref_id>_<suffix>`: the deduplication key (interface §2.2). `body` is what is posted,
+    `id` is `<event_type>_<account_ref_id>_<suffix>`: the deduplication key. `body` is what is posted,
     in the newest encoding.
     """
 
@@ -223,18 +223,18 @@ class Event:
         return self.owner.account_id, self.id
 
     def body_in(self, encoding: int) -> bytes:
-        """The body as a row of that encoding has it (E16)."""
+        """The body as a row of that encoding has it (rule E16)."""
         return self.body if encoding == ENCODING else encode(self, encoding)
 
 
 def project(observation: Observation, registry: Registry) -> list[Event]:
-    """The events of one observation: one for each registered vault that it belongs to at its moment (E12, C7)."""
+    """The events of one observation: one for each registered vault that covers its moment (rules E12 and C7)."""
     owners = registry.owners(observation.payload.role, observation.address, observation.block, observation.at_ms)
     return [Event(owner, observation) for owner in owners]
 
 
 def encode(event: Event, encoding: int = ENCODING) -> bytes:
-    """The body: compact UTF-8 JSON, keys in the order of interface §2.2, payload keys in that of §6 (E11, E16)."""
+    """Encode the body: compact UTF-8 JSON, keys in the order of `docs/events.md` (rules E11 and E16)."""
     if encoding != 1:
         raise ValueError(f"encoding {encoding} is not known to this version")
     observation, owner = event.observation, event.owner
@@ -243,7 +243,7 @@ def encode(event: Event, encoding: int = ENCODING) -> bytes:
 
 
 def encode_test(account_id: str, vault_id: str, webhook_id: str, random: str, at_ms: int) -> tuple[str, bytes]:
-    """Id and body of what `test` sends: an envelope like an event's, of a type that no receiver books (A19)."""
+    """Id and body of what `test` sends: an envelope like an event's, of a type that no receiver books (rule A19)."""
     test_id = f"{TEST_TYPE}_{account_id}_{random}"
     words = "Webhook test", f"This tests the webhook {webhook_id}. Nothing happened on the chain."
     return test_id, _envelope(test_id, Owner(account_id, vault_id), TEST_TYPE, words, {"webhook_id": webhook_id}, at_ms)

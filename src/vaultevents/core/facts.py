@@ -1,4 +1,4 @@
-"""What two operators compare: the contract logs of a range as lines, the same whoever is registered with either."""
+"""What two operators compare: the contract logs of a range as lines, independent of what either has registered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON as a request or a token carries it (RFC 8259), read strictly and exactly (decisions A11).
+"""JSON as a request or a token carries it (RFC 8259), read strictly and exactly (rule A11).
 
 Other parsers take the last of two equal names, round numbers to doubles and read NaN. Where a signature covers one text
 and a handler acts on another, each of these lets two readers of the same bytes see different things.

@@ -1,4 +1,4 @@
-"""Contract logs: topics, blooms, and the fold from raw logs to observations (decisions C2, C8, E3)."""
+"""Contract logs: topics, blooms, and the fold from raw logs to observations (rules C2, C8 and E3)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ETHER_FUNDED = Hash32(keccak(b"EtherFunded(uint256)"))
 WITHDRAWAL_CLAIMED = Hash32(keccak(b"WithdrawalClaimed(uint256,address,address,uint256)"))
 REPORT_UPDATED = Hash32(keccak(b"VaultsReportDataUpdated(uint256,uint256,bytes32,string)"))
 TOPICS = (ETHER_FUNDED, WITHDRAWAL_CLAIMED)
-"""What the `logs` stream asks for, in one query (C10)."""
+"""What the `logs` stream asks for, in one query (rule C10)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def bloom_of(logs: Iterable[Log]) -> bytes:
 
 
 def topics_of(watched: Watched) -> tuple[Hash32, ...]:
-    """The topics to ask for: always both of the contracts of accounts, since one transaction may hold either (C10)."""
+    """The topics to ask for: always both of the accounts' contracts, as a transaction may hold either (rule C10)."""
     return (TOPICS if watched.vaults or watched.queues else ()) + ((REPORT_UPDATED,) if watched.oracles else ())
 
 
@@ -110,7 +110,7 @@ def pairs_of(watched: Watched) -> list[tuple[Hash32, Address]]:
 
 
 def is_watched(log: Log, watched: Watched) -> bool:
-    """Whether this log is one of the known events at an address that is watched in that role (C7, C10)."""
+    """Whether this log is one of the known events at an address that is watched in that role (rules C7 and C10)."""
     topic = log.topics[0] if log.topics else b""
     return (
         (topic == ETHER_FUNDED and log.address in watched.vaults)
@@ -128,7 +128,7 @@ def owners_of(topic: Hash32, address: Address, block: int, registry: Registry) -
 
 
 def owned(undecodable: Iterable[UndecodableLog], registry: Registry) -> list[UndecodableLog]:
-    """Keep those logs that belong to a vault at their block: the same ones whatever the span that was read (E12)."""
+    """Keep the logs that belong to a vault at their block: the same for any span that was read (rule E12)."""
     return [
         entry
         for entry in undecodable
@@ -139,10 +139,10 @@ def owned(undecodable: Iterable[UndecodableLog], registry: Registry) -> list[Und
 def fold(logs: Iterable[Log], times_s: Mapping[int, int], watched: Watched) -> Folded:
     """Derive the observations of a whole span, in chain order.
 
-    `logs` are all logs of the two topics in the span, whoever emitted them: the position of a funded vault counts
-    every distinct emitter of its transaction, decodable or not (E3). `times_s` maps the blocks of watched logs to
-    their times. A watched log of another form is withheld (C8). So are all logs of a vault in a transaction where one
-    of them is: a partial sum would be another event than the one that the whole transaction gives later.
+    `logs` are all logs of the two topics in the span, by any emitter: the position of a funded vault counts
+    every distinct emitter of its transaction, decodable or not (rule E3). `times_s` maps the blocks of watched logs to
+    their times. A watched log of another form is withheld (rule C8). So are all of a vault's in a transaction where one
+    is: a partial sum would be another event than the one that the whole transaction gives later.
     """
     emitters: dict[Hash32, dict[Address, int]] = {}
     funded: dict[tuple[Hash32, Address], list[Log]] = {}

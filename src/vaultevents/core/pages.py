@@ -1,4 +1,4 @@
-"""Cursors of pages (A2): opaque, and good for one account and one list only (reliability §4.5)."""
+"""Cursors of pages (rule A2): opaque, and good for one account and one list only (rule T8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who watches what: accounts, their vaults, and the spans of blocks for which these are registered (E9, E12)."""
+"""Who watches what: accounts, their vaults, and the spans of blocks they are registered for (rules E9 and E12)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 def check_id(text: str, what: str) -> str:
-    """An account or vault id: 1 to 64 letters, digits and hyphens (E9); raises `InputError`."""
+    """An account or vault id: 1 to 64 letters, digits and hyphens (rule E9); raises `InputError`."""
     if not _ID.fullmatch(text):
         raise InputError(
             f"'{text}' cannot be {what}: use 1 to 64 letters, digits and hyphens "
@@ -36,7 +36,7 @@ class Role(StrEnum):
 class VaultSpan:
     """One registration: events of blocks `first`..`last` exist (open while `last` is None).
 
-    Those of blocks before `deliver_from` are stored but sent to nobody (D13, `--no-deliver`). The times are those of
+    Those of blocks before `deliver_from` are stored, not delivered (rule D13, `--no-deliver`). The times are those of
     the first block, the last, and the one before `deliver_from`, as far as they are known yet; without them nothing
     that has only a time is covered.
     """
@@ -108,7 +108,7 @@ class Watched:
 
 
 class Registry:
-    """An immutable snapshot; `version` is another one after each change of what is registered (C9)."""
+    """An immutable snapshot; `version` is another one after each change of what is registered (rule C9)."""
 
     __slots__ = ("_by_address", "vaults", "version")
 

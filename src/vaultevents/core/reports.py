@@ -1,6 +1,6 @@
 """Oracle reports: the log that publishes one, the file that holds its vaults, and the calldata that applies it.
 
-The event's root is what counts, wherever the bytes of the file came from (decision C6): nothing is made of a file
+The event's root is what counts, wherever the bytes of the file came from (rule C6): nothing is made of a file
 before its CID and the root rebuilt from its values equal those of the event.
 """
 
@@ -39,7 +39,7 @@ class ReportInvalid(VaulteventsError):
 
 
 class NotTheFile(ReportInvalid):
-    """The bytes are not those that the event's CID names: the fault of whoever gave them."""
+    """The bytes are not those that the event's CID names: the gateway that sent them is faulty."""
 
 
 class ReportUndecodable(ReportInvalid):
@@ -87,7 +87,7 @@ class ReportLog:
 
 
 def decode(log: Log, time_s: int) -> ReportLog | UndecodableLog:
-    """Decode the report that a log publishes, if it has the known form; `time_s` is the time of its block (C8)."""
+    """Decode the report that a log publishes, if it has the known form; `time_s` is the time of its block (rule C8)."""
     if len(log.topics) != 4 or log.topics[0] != REPORT_UPDATED:
         return UndecodableLog(log, f"it has {len(log.topics)} topics, or not the first one of a published report")
     cid = _cid_text(log.data)
@@ -180,7 +180,7 @@ class Report:
 
 
 def read_report(content: bytes, log: ReportLog) -> Report:
-    """The report that `log` announces, from the bytes of its file; all checks of onchain §6.2.
+    """The report that `log` announces, from the bytes of its file: CID, form, tree and root are checked (rule C6).
 
     Raises `NotTheFile` or `ReportUndecodable` with one sentence. The CID is compared before the bytes are parsed, so
     bytes that the oracle did not publish cost a hash and nothing more.
@@ -200,9 +200,9 @@ def read_report(content: bytes, log: ReportLog) -> Report:
 
 
 def observe(report: Report, log: ReportLog, addresses: Iterable[Address]) -> list[Observation]:
-    """One observation for each of the addresses that is in the report, in the order of the file (C6, E13).
+    """One observation for each of the addresses that is in the report, in the order of the file (rules C6 and E13).
 
-    It stands at the publishing block and its time (E2), whether or not a newer report has superseded this one.
+    It stands at the publishing block and its time (rule E2), whether or not a newer report has superseded this one.
     """
     wanted = frozenset(addresses)
     return [

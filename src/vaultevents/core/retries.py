@@ -1,6 +1,6 @@
-"""When a delivery is tried again (decisions D3, D5, D6).
+"""When a delivery is tried again (rules D3, D5 and D6).
 
-Verdicts hold durations, never instants: the database's clock decides when they are over (D15).
+Verdicts hold durations, never instants: the database's clock decides when they are over (rule D15).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _HOUR: Final = 3600
 _DAY: Final = 24 * _HOUR
 
 SCHEDULE_S: Final = (5, 5 * _MINUTE, 30 * _MINUTE, *(hours * _HOUR for hours in (2, 5, 10, 14, 20, 24)))
-"""Seconds after the 1st, 2nd … 9th failed attempt; the 10th is the last (D5)."""
+"""Seconds after the 1st, 2nd … 9th failed attempt; the 10th is the last (rule D5)."""
 
 JITTER_SHARE: Final = 0.2
 MAX_HINT_S: Final = _DAY
-"""How long a `Retry-After` can hold back a webhook (D6). One that asks for more is a mistake, and is ignored."""
+"""How long a `Retry-After` can hold back a webhook (rule D6). One that asks for more is a mistake, and is ignored."""
 
 LOCAL_FAULTS: Final = frozenset({"local", "resolver", "proxy_down", "sealed"})
 """Errors of attempts that this host could not begin: no descriptor, port or route, no resolver, proxy or secret."""
@@ -41,7 +41,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A 2xx with complete headers in time (D3)."""
+    """A 2xx with complete headers in time (rule D3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Exhausted:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """410: the receiver asks to stop; the webhook is disabled and what is pending parked, this delivery too (D3)."""
+    """410: the receiver asks to stop. The webhook is disabled; all that is pending is parked (rule D3)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""RSA keys of customers (decisions A14): which ones are registered, how people tell them apart, a client's own."""
+"""RSA keys of customers (rule A14): which ones are registered, how people tell them apart, a client's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets at rest and in memory (decisions D2, A14): sealed with AES-256-GCM, hashed with a key, never printed.
+"""Secrets at rest and in memory (rules D2 and A14): sealed with AES-256-GCM, hashed with a key, never printed.
 
 The sealing key and the id of a master key are both derived from it (HKDF-SHA256), so that neither reveals the other.
 """
@@ -129,7 +129,7 @@ def open_sealed(key: MasterKey, blob: bytes, aad: str) -> Secret:
 
 
 class HashKey:
-    """The key under which API keys are hashed (A14): random, and itself sealed, so that it outlives a master key."""
+    """The key under which API keys are hashed (rule A14): random and itself sealed, so it survives a key rotation."""
 
     __slots__ = ("_key",)
 

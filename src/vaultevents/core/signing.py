@@ -1,4 +1,4 @@
-"""Headers and signatures of a delivery: Standard Webhooks v1 and the optional plain form (decisions D1, D2, D12)."""
+"""Headers and signatures of a delivery: Standard Webhooks v1 and the optional plain form (rules D1, D2 and D12)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TAKEN: Final = frozenset((*_SENT, *_FRAMING, "x-vaultevents-attempt"))
 
 
 def new_secret(random_bytes: bytes) -> str:
-    """The `secretToken` made of 32 random bytes (D2)."""
+    """The `secretToken` made of 32 random bytes (rule D2)."""
     if len(random_bytes) != SECRET_BYTES:
         raise ValueError(f"a webhook secret is made of {SECRET_BYTES} random bytes, got {len(random_bytes)}")
     return SECRET_PREFIX + base64.b64encode(random_bytes).decode("ascii")
@@ -59,7 +59,7 @@ def check_secret(text: str) -> str:
 def sign(secret_texts: Sequence[str], webhook_id: str, timestamp_s: int, body: bytes) -> str:
     """The value of `webhook-signature`: one `v1,<base64>` per valid secret, newest first, separated by spaces.
 
-    Each is HMAC-SHA256 of `id.timestamp.body`; so an id with a point would be ambiguous and is a `ValueError` (E9).
+    Each is HMAC-SHA256 of `id.timestamp.body`; an id with a point would be ambiguous: `ValueError` (rule E9).
     """
     if "." in webhook_id:
         raise ValueError("an id with a point cannot be signed")
@@ -74,7 +74,7 @@ def _base64(data: bytes) -> str:
 
 
 def plain_signature(secret_text: str, body: bytes) -> str:
-    """Hex HMAC-SHA256 of the raw body, keyed with the text of the secret as it was shown, prefix and all (D1)."""
+    """Hex HMAC-SHA256 of the raw body, keyed with the text of the secret as it was shown, prefix and all (rule D1)."""
     return hmac.digest(secret_text.encode(), body, "sha256").hex()
 
 
@@ -95,7 +95,7 @@ def delivery_headers(
     version: str,
     plain_header: str | None = None,
 ) -> dict[str, str]:
-    """All headers of one attempt (D12): `timestamp_s` is that of the attempt, `webhook_id` the envelope's `id`."""
+    """All headers of one attempt (rule D12): `timestamp_s` is that of the attempt, `webhook_id` the envelope's `id`."""
     headers = {
         "content-type": "application/json",
         "user-agent": f"vaultevents/{version}",

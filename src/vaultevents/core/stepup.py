@@ -1,4 +1,4 @@
-"""Step-up with one-time codes: TOTP of RFC 6238 (SHA-1, 6 digits, steps of 30 s) and its lock (decisions A15).
+"""Step-up with one-time codes: TOTP of RFC 6238 (SHA-1, 6 digits, steps of 30 s) and its lock (rule A15).
 
 That a step is accepted once, and how many failures there were, is for the database to say.
 """

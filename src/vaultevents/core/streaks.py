@@ -1,4 +1,4 @@
-"""What failures in a row do to a webhook: it is parked for a while, and at last switched off (decisions D7, D8).
+"""What failures in a row do to a webhook: it is parked for a while, and at last switched off (rules D7 and D8).
 
 A streak begins with the first failure after the last success, creation or re-enabling, and any success ends it. The
 store keeps it, and the database's clock is `now`.
@@ -22,7 +22,7 @@ DISABLE_SPAN: Final = timedelta(hours=12)
 
 @dataclass(frozen=True, slots=True)
 class Parking:
-    """Settings of D8: after how many failures in a row, for how long at first, for how long at most."""
+    """Settings of rule D8: after how many failures in a row, for how long at first, for how long at most."""
 
     after: int = PARK_AFTER
     first: timedelta = FIRST_PARK
@@ -62,12 +62,12 @@ def failed(streak: Streak, started_at: datetime, now: datetime, parking: Parking
 
 
 def should_disable(streak: Streak, now: datetime) -> bool:
-    """Whether it is to be switched off: 120 h without a success, ten failures, 12 h from the first to the last (D7)."""
+    """Test for auto-disable: 120 h without a success, ten failures, 12 h from first to last (rule D7)."""
     return _is_lasting(streak, now, DISABLE_AFTER)
 
 
 def should_warn(streak: Streak, now: datetime) -> bool:
-    """The same at half time: somebody should be told before it is switched off."""
+    """Test for the warning at half time, before the webhook is switched off."""
     return _is_lasting(streak, now, DISABLE_AFTER / 2)
 
 

@@ -1,8 +1,8 @@
-"""The token that signs a request: a JWT, RS256, good for one url, one body and 30 seconds (interface §5, A7, A9-A13).
+"""The token that signs a request: an RS256 JWT for one url, one body and 30 seconds (rules A7 and A9 to A13).
 
 Own checks, because libraries that accept "a valid JWT" accept too much: without `iat`, with a text as `iat`, with names
-twice, with padding appended. The order is that of the threat model: structure, signature, claims; what a claim has
-wrong is told only after the signature verified.
+twice, with padding appended. The order is structure, signature, claims. What is wrong with a claim is reported only
+after the signature verified.
 
     read_token(text) -> signed_by(token, keys) -> check_claims(token, presented, now_s, rules) -> replay_digest
 """
@@ -29,7 +29,7 @@ from vaultevents.core.errors import ConfigError, VaulteventsError
 from vaultevents.core.jsonbody import JsonMalformed, JsonValue, parse_json, same_value
 from vaultevents.core.rsakeys import MIN_KEY_BITS
 
-MAX_TOKEN_CHARS: Final = 64 * 1024  # the whole header block has no more (A17)
+MAX_TOKEN_CHARS: Final = 64 * 1024  # the whole header block has no more (rule A17)
 MAX_AGE_S: Final = 30
 MAX_AHEAD_S: Final = 5
 LIFETIME_S: Final = 30
@@ -39,7 +39,7 @@ _SHOWN_CHARS: Final = 120
 
 
 class TokenRejected(VaulteventsError):
-    """The token does not authenticate its request. `code` is that of the answer, the text its detail (A7)."""
+    """The token does not authenticate its request. `code` is that of the answer, the text its detail (rule A7)."""
 
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
@@ -91,7 +91,7 @@ def signed_by(token: Token, keys: Sequence[RSAPublicKey]) -> bool:
 
 
 def replay_digest(api_key_id: str, token: Token) -> bytes:
-    """What makes a token single (A13): SHA-256 of the API key's id and the signing input, never of the token text."""
+    """The key of single use (rule A13): SHA-256 of the API key's id and the signing input, never of the token text."""
     return hashlib.sha256(api_key_id.encode() + b"\0" + token.signing_input).digest()
 
 
@@ -163,7 +163,7 @@ class TokenRules:
 
 
 def check_claims(token: Token, presented: Presented, now_s: float, rules: TokenRules) -> None:
-    """Raises `TokenRejected` unless the signed claims are fresh and belong to this request (A9-A12).
+    """Raises `TokenRejected` unless the signed claims are fresh and belong to this request (rules A9 to A12).
 
     `now_s` is the service clock. Judged in this order: `iat`, `exp`, `nonce`, `url`, `body`; other claims are ignored.
     """
@@ -250,7 +250,7 @@ _DEFAULT_PORTS: Final = {"https": "443", "http": "80"}
 
 
 def _is_url_of(claim: str, target: str, origins: frozenset[str]) -> bool:
-    """Whether the signed text stands for the request-target, neither of them decoded or folded (A10)."""
+    """Whether the signed text stands for the request-target, neither of them decoded or folded (rule A10)."""
     if "#" in target:  # servers cut a fragment off, so that another path would run than the one that was signed
         return False
     absolute = None if claim.startswith("/") else _ABSOLUTE.fullmatch(claim)
@@ -269,7 +269,7 @@ def _origin(absolute: re.Match[str]) -> str:
 
 
 def parse_origin(text: str) -> str:
-    """A public origin of this service in lower case, without a default port (A10); raises `ConfigError`."""
+    """A public origin of this service in lower case, without a default port (rule A10); raises `ConfigError`."""
     absolute = _ABSOLUTE.fullmatch(text)
     if absolute is None or absolute["rest"] is not None or int(absolute["port"] or 0) > 65535:
         raise ConfigError(
@@ -280,7 +280,7 @@ def parse_origin(text: str) -> str:
 
 
 def _check_body(claims: Mapping[str, JsonValue], body: bytes) -> None:
-    """A11: nothing signed for nothing sent; else the same bytes, or the same JSON value."""
+    """Rule A11: nothing signed for nothing sent; else the same bytes, or the same JSON value."""
     if not body and "body" not in claims:
         return
     claim = claims.get("body", "")

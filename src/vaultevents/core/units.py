@@ -1,4 +1,4 @@
-"""Integer and byte types of the chain, and their exact text forms (decisions E5-E8)."""
+"""Integer and byte types of the chain, and their exact text forms (rules E5 to E8)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}")
 
 
 def eth_text(wei: int) -> str:
-    """Exact decimal ETH: no exponent, no trailing zeros, no trailing point; `0` for nothing (E7)."""
+    """Exact decimal ETH: no exponent, no trailing zeros, no trailing point; `0` for nothing (rule E7)."""
     if wei < 0:
         raise ValueError(f"an amount cannot be negative: {wei}")
     whole, fraction = divmod(wei, WEI_PER_ETH)
@@ -32,13 +32,13 @@ def eth_text(wei: int) -> str:
 
 
 def hex_text(data: bytes) -> str:
-    """`0x` and lower-case hex: the form of hashes, pubkeys and calldata (E6)."""
+    """`0x` and lower-case hex: the form of hashes, pubkeys and calldata (rule E6)."""
     return f"0x{data.hex()}"
 
 
 @lru_cache(maxsize=16384)
 def checksum(address: bytes) -> str:
-    """The EIP-55 form of a 20-byte address (E6)."""
+    """The EIP-55 form of a 20-byte address (rule E6)."""
     if len(address) != 20:
         raise ValueError(f"an address has 20 bytes, got {len(address)}")
     plain = address.hex()

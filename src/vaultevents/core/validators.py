@@ -1,4 +1,4 @@
-"""Validator records of the finalized state, and the activations and exits that follow from them (decisions C4, C5).
+"""Validator records of the finalized state, and the activations and exits that follow from them (rules C4 and C5).
 
 `activation_epoch` and `exit_epoch` are written once and at least five epochs ahead (consensus-specs
 `initiate_validator_exit`, `compute_activation_exit_epoch`), so a record read later gives the same observations.
@@ -18,7 +18,7 @@ FAR_FUTURE_EPOCH = 2**64 - 1
 """What stands for an epoch that is not known yet."""
 
 EPOCHS_AHEAD = 4
-"""MAX_SEED_LOOKAHEAD: an epoch assigned in epoch b is at least b + 1 + this, so up to b + this none is missing (C4)."""
+"""MAX_SEED_LOOKAHEAD: an epoch assigned in epoch b is at least b + 1 + this; up to b + this all are known (rule C4)."""
 
 _PAYS_AN_ADDRESS = frozenset({b"\x01", b"\x02"})
 
@@ -35,7 +35,7 @@ class ValidatorRecord:
 
 
 def vault_of(credentials: bytes) -> Address | None:
-    """The address that withdrawal credentials pay: `0x01` or `0x02`, 11 zero bytes, 20 bytes (EIP-7251; C5).
+    """The address that withdrawal credentials pay: `0x01` or `0x02`, 11 zero bytes, 20 bytes (EIP-7251; rule C5).
 
     None for all others: `0x00` (BLS) pays nobody yet, and any other prefix is not that of a validator.
     """
@@ -45,7 +45,7 @@ def vault_of(credentials: bytes) -> Address | None:
 
 
 def validators_head(current_epoch: int, finalized_block_epoch: int) -> int:
-    """The epoch up to which activations and exits are complete and final (C4).
+    """The epoch up to which activations and exits are complete and final (rule C4).
 
     `finalized_block_epoch` is that of the slot of the finalized *block*, which may be older than its checkpoint.
     """
@@ -53,7 +53,7 @@ def validators_head(current_epoch: int, finalized_block_epoch: int) -> int:
 
 
 def observe(records: Iterable[ValidatorRecord], span: Span, time: ChainTime) -> list[Observation]:
-    """The activations and exits of a span of epochs, by epoch and index; each at the start of its epoch (C4, E2).
+    """The activations and exits of a span of epochs, by epoch and index, each at its epoch's start (rules C4 and E2).
 
     A record whose credentials pay no address gives nothing.
     """

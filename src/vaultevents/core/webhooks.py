@@ -1,4 +1,4 @@
-"""Webhooks: what one receives, and which URLs and addresses may be posted to (decisions D9, D10, A3, A4).
+"""Webhooks: what one receives, and which URLs and addresses may be posted to (rules D9, D10, A3 and A4).
 
 The URL rules and the table of denied addresses are those of the server-side request forgery (SSRF) rules: there is one
 strict parser, used when a webhook is created, when it is changed and at every attempt, so that no second parser can
@@ -28,7 +28,7 @@ MAX_URL_CHARS: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """A subscription of one account. `None` as a filter means all, vaults added later included (D9)."""
+    """A subscription of one account. `None` as a filter means all, vaults added later included (rule D9)."""
 
     id: str
     account_id: str
@@ -39,7 +39,7 @@ class Webhook:
 
 
 def matches(webhook: Webhook, event: Event) -> bool:
-    """Whether `webhook` receives `event`: same account, active, and both filters let it through (interface §6.1)."""
+    """Test whether `webhook` receives `event`: same account, active, and both filters match."""
     return (
         webhook.active
         and webhook.account_id == event.owner.account_id
@@ -49,7 +49,7 @@ def matches(webhook: Webhook, event: Event) -> bool:
 
 
 def check_event_types(names: Iterable[str] | None) -> tuple[str, ...] | None:
-    """A filter of event types as a client sends it, each once; `None` is all. Raises `InputError` (A3)."""
+    """A filter of event types as a client sends it, each once; `None` is all. Raises `InputError` (rule A3)."""
     if names is None:
         return None
     wanted = tuple(dict.fromkeys(names))
@@ -64,7 +64,7 @@ def check_event_types(names: Iterable[str] | None) -> tuple[str, ...] | None:
 def check_vault_ids(ids: Iterable[str] | None, known: Collection[str]) -> tuple[str, ...] | None:
     """A filter of vaults, each once; `known` are the account's own, present ones. `None` is all.
 
-    Raises `InputError`, with one text for unknown, foreign and removed ids (A3).
+    Raises `InputError`, with one text for unknown, foreign and removed ids (rule A3).
     """
     if ids is None:
         return None
@@ -126,7 +126,7 @@ def _embedded_ipv4(ip: IPAddress) -> IPv4Address | None:
 
 @dataclass(frozen=True, slots=True)
 class AllowRule:
-    """The operator allows `network` at one port, at the ports that are allowed anyway, or at any port (D10)."""
+    """The operator allows `network` at one port, at the ports that are allowed anyway, or at any port (rule D10)."""
 
     network: Network
     port: int | Literal["usual", "any"] = "usual"
@@ -206,7 +206,7 @@ _LOCAL_NAMES: Final = ("localhost", "local", "internal", "onion")
 
 
 def check_url(text: str, rules: UrlRules) -> str:
-    """The URL in the form in which it is stored and posted to; raises `InputError` with what to change (D10).
+    """The URL in the form in which it is stored and posted to; raises `InputError` with what to change (rule D10).
 
     Only scheme and host can differ from `text`: they come back in lower case, an international name as its ASCII form,
     without a final dot. No name is looked up. The texts never repeat path or query, which may hold a receiver's token.

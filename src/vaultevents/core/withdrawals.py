@@ -1,4 +1,4 @@
-"""Withdrawals of execution blocks: the proof that none is missing, and the fold into observations (C3, E4)."""
+"""Withdrawals of execution blocks: the proof that none is missing, and the fold into observations (rules C3 and E4)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vaultevents.core.events import Observation, ValidatorWithdrawalCompleted
 from vaultevents.core.units import WEI_PER_GWEI, Address, Epoch, Hash32, Pubkey, ValidatorIndex, Wei
 
 BUILDER_FLAG = 2**40
-"""A validator index from here on is that of a builder (EIP-7732) and is ignored (C3)."""
+"""A validator index from here on is that of a builder (EIP-7732) and is ignored (rule C3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class WithdrawalBlock:
 
 
 class IndexGap(ValueError):
-    """A withdrawal is missing or there twice: whoever gave these blocks is at fault."""
+    """A withdrawal is missing or repeated: the node that gave these blocks is faulty."""
 
 
 def last_index_after(blocks: Iterable[WithdrawalBlock], last_index: int | None) -> int | None:
     """The index of the last withdrawal once `blocks`, in chain order, have been read; `last_index` is that before them.
 
-    Each index must be the one before plus one, within a block and across blocks (C3). With `last_index` None the
+    Each index must be the one before plus one, within a block and across blocks (rule C3). With `last_index` None the
     first index found is taken as it is. Raises `IndexGap`, which names the block and the indices.
     """
     for block in blocks:
@@ -61,7 +61,7 @@ def wanted(blocks: Iterable[WithdrawalBlock], vaults: frozenset[Address]) -> set
 def fold(
     blocks: Iterable[WithdrawalBlock], vaults: frozenset[Address], pubkeys: Mapping[int, Pubkey], time: ChainTime
 ) -> list[Observation]:
-    """One observation for each (validator, epoch) that pays a vault: the sum, at the last contributing block (E2, E4).
+    """One observation per (validator, epoch) that pays a vault: the sum, at its last block (rules E2 and E4).
 
     `blocks` are all blocks of whole epochs, in chain order; `pubkeys` has every validator that is `wanted`. The
     observations come in the order of their last withdrawals.

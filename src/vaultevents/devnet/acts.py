@@ -1,4 +1,4 @@
-"""What contracts do in a transaction, and the logs that this leaves (onchain events of vaults, queues, the oracle)."""
+"""What contracts do in a transaction, and the logs it leaves: vaults, queues, the oracle."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The events that a right service sends for validators, written from what was decided and not from what is served.
 
-Ids and bodies follow the public interface (sections 2.2 and 6.3 to 6.5) and the decisions E2, E4, E6, E7, E12, C3, C4.
+Ids and bodies follow `docs/events.md` and the rules E2, E4, E6, E7, E12, C3 and C4.
 """
 
 from __future__ import annotations

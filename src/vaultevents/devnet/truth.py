@@ -1,6 +1,6 @@
 """The events that a right service sends for contracts, written from what these did and not from logs.
 
-Ids and bodies follow the public interface (sections 2.2 and 6) and the decisions E2, E3, E5 to E8 and E11 to E13.
+Ids and bodies follow `docs/events.md` and the rules E2, E3, E5 to E8 and E11 to E13.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def event(
     *,
     created_at_ms: int,
 ) -> tuple[tuple[str, str], bytes]:
-    """One entry of `Events`: keys and order of the envelope as in the interface, section 2.2."""
+    """One entry of `Events`: keys and order of the envelope as in `docs/events.md`."""
     event_id = f"{event_type}_{owner.account_id}_{suffix}"
     envelope = {
         "id": event_id,
@@ -172,5 +172,5 @@ def _reports(acts: Sequence[Act], block: int, register: Register) -> Iterator[_F
 
 
 def eth(wei: int) -> str:
-    """Exact decimal ETH without exponent or trailing zeros (E7)."""
+    """Exact decimal ETH without exponent or trailing zeros (rule E7)."""
     return f"{Decimal(wei).scaleb(-18, _EXACT).normalize(_EXACT):f}"

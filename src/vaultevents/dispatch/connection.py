@@ -156,7 +156,7 @@ class Connection(asyncio.Protocol):
         self._fail(TimeoutError())
 
     def _fail(self, problem: Exception) -> None:
-        """Complete headers have decided already: what goes wrong after them changes nothing (D3)."""
+        """Complete headers have decided already: what goes wrong after them changes nothing (rule D3)."""
         if self._done is not None and not self._in_body:
             self._answer.status = None
             self._answer.failure = problem

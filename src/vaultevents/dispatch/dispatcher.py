@@ -1,11 +1,11 @@
-"""Claims due deliveries, posts them with bounded concurrency, settles the attempts in batches (architecture §5).
+"""Claim due deliveries, post them with bounded concurrency, settle the attempts in batches.
 
     queue ─▶ a turn: settle what was accepted, claim up to 500 ─▶ an attempt each ─▶ accepted ─▶ the next turn
                                                                         └─▶ failed ─▶ settled apart, with its streaks
 
 A turn is one statement. While it is under way attempts go on, and what is accepted meanwhile is the next one's: the
 busier, the larger. No transaction is open during a POST. A slot is free again only when its attempt is settled, so
-what is in memory is bounded; a process that dies loses only leases, which end and are attempted again (P5, P10).
+what is in memory is bounded; a process that dies loses only leases, which expire and are claimed again (rule P10).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sends what accounts ask for beside the schedule (decisions D11): claim, one attempt each, settle in batches.
+"""Sends what accounts ask for beside the schedule (rule D11): claim, one attempt each, settle in batches.
 
 It works as the dispatcher does and shares its sender, so the rules of egress, deadlines and signatures are the same;
 it shares no slot with it, so that a recovery delays no delivery, and no full queue delays a test.
@@ -146,7 +146,7 @@ class Resender:
         )
 
     def _pause_s(self, reply: Reply) -> float:
-        """What the receiver asks for (D6). Nothing else follows from an attempt that is never retried."""
+        """What the receiver asks for (rule D6). Nothing else follows from an attempt that is never retried."""
         verdict = judge(Outcome(reply.status, reply.error, reply.retry_after), 1, (), 0.0, self._clock.now())
         return verdict.park_s if isinstance(verdict, Exhausted) else 0.0
 

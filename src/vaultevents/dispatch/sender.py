@@ -1,4 +1,4 @@
-"""One POST to a receiver: vetted address, deadlines, no redirects (decisions D3, D4, D10, D12).
+"""One POST to a receiver: vetted address, deadlines, no redirects (rules D3, D4, D10 and D12).
 
     URL ─▶ vet ─▶ a kept connection ──────────────────────────────────────────────▶ POST ─▶ Reply
                 ├▶ look up, judge all ─▶ dial the judged one, compare its peer ─▶ TLS ─┤
@@ -155,7 +155,7 @@ class Sender:
         await self._guard.close()
 
     def _parse(self, url: str, owner: str) -> _Target:
-        """Raises `InputError` for a URL that today's rules refuse (D10); the rules of a process do not change."""
+        """Raises `InputError` for a URL that today's rules refuse (rule D10); the rules of a process do not change."""
         vetted = self._guard.vet(url)
         origin = _Origin(owner, vetted.raw_host or "", vetted.port or 443, vetted.scheme == "https")
         head = f"POST {vetted.raw_path_qs} HTTP/1.1\r\nhost: {vetted.host_port_subcomponent}\r\n"

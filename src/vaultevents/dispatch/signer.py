@@ -1,4 +1,4 @@
-"""Opens the secrets of webhooks and signs with them (decisions D1, D2, D12)."""
+"""Opens the secrets of webhooks and signs with them (rules D1, D2 and D12)."""
 
 from __future__ import annotations
 

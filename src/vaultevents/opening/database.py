@@ -1,4 +1,4 @@
-"""The database that the settings name, open and up to date, with the master key that fits what is sealed in it (D2)."""
+"""Open the configured database, migrate it, and find the master key that fits what is sealed in it (rule D2)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Store:
 
 @asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[Store]:
-    """Opens the configured or the embedded database, brings its schema up to date and finds its master key (D2)."""
+    """Open the configured or the embedded database, bring its schema up to date, find its master key (rule D2)."""
     async with _opened(settings) as opened, AsyncExitStack() as stack:
         key = keyfiles.given_key(settings, make=not await while_lost(opened.key_ids))
 
@@ -70,7 +70,7 @@ class Rotation:
 async def open_rotation(
     settings: Settings, new_key: Callable[[MasterKey], MasterKey] | None
 ) -> AsyncIterator[Rotation]:
-    """Opens the database for another master key, with which nobody else seals any longer by a former one (D2).
+    """Opens the database for another master key, with which nobody else seals any longer by a former one (rule D2).
 
     `new_key` makes it of the one of the settings, which is then its previous one. Without it the settings have the new
     one and its previous one already, or the key file of the embedded database is replaced; the former is kept as
@@ -137,7 +137,7 @@ async def _open_embedded(embedded: EmbeddedPostgres, schema: str) -> _Opened:
 
 
 def _check_key(key: MasterKey, in_use: Collection[str]) -> None:
-    """`in_use` are the ids of the keys that the stored secrets are sealed with: no other will do (D2)."""
+    """`in_use` are the ids of the keys that the stored secrets are sealed with: no other will do (rule D2)."""
     if other := sorted(set(in_use) - {one.id for one in key.known}):
         raise DatabaseUnusable(
             f"secrets in this database are sealed with the master key {', '.join(other)}, and the one given is "
@@ -146,12 +146,12 @@ def _check_key(key: MasterKey, in_use: Collection[str]) -> None:
 
 
 async def open_hash_key(store: Store) -> HashKey:
-    """The key under which API keys are hashed; made at first use (A14)."""
+    """The key under which API keys are hashed; made at first use (rule A14)."""
     return await hash_key(store.database, store.key, secrets.token_bytes(KEY_BYTES), secrets.token_bytes(NONCE_BYTES))
 
 
 async def service_clock(database: Database) -> ServiceClock:
-    """The clock of this process, set by the database's (D15)."""
+    """The clock of this process, set by the database's (rule D15)."""
     return ServiceClock(await while_lost(database.now))
 
 

@@ -32,7 +32,7 @@ def check_authority(settings: Settings) -> None:
 
 
 def url_rules(settings: Settings) -> UrlRules:
-    """Which URLs webhooks may have, by the operator's settings (D10)."""
+    """Which URLs webhooks may have, by the operator's settings (rule D10)."""
     return UrlRules(settings.delivery.ports, settings.delivery.allow, settings.delivery.deny)
 
 

@@ -1,4 +1,4 @@
-"""The master key where the operator put it, or in the file that is made beside the embedded database (D2)."""
+"""The master key where the operator put it, or in the file that is made beside the embedded database (rule D2)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger("daemon")
 
 
 def given_key(settings: Settings, *, make: bool) -> MasterKey:
-    """From the environment or a file; the embedded database gets a key file of its own, if one may be made (D2)."""
+    """From the environment or a file; the embedded database gets a key file of its own, if allowed (rule D2)."""
     if settings.master_key is not None:
         return _after(_previous_key(settings), partial(parse_master_key, settings.master_key.get_secret_value()))
     path = settings.master_key_file
@@ -92,12 +92,12 @@ def renew_key(path: Path) -> None:
             os.link(path, former)
         sync_folder(path.parent)
     except OSError as error:
-        raise ConfigError(f"cannot keep the former key as {former} ({error.strerror}): mend that") from None
+        raise ConfigError(f"cannot keep the former key as {former} ({error.strerror}): fix that first") from None
     _write_key(path, os.replace)
 
 
 def put_away_former_key(path: Path) -> Path:
-    """Names the file of a key with which nothing is sealed any longer by its id: only backups still need it (D2)."""
+    """Name the file of a key that seals nothing any longer by its id: only backups still need it (rule D2)."""
     kept = path.with_suffix(f".{read_key_file(path, advice='it is put away already').id}")
     try:
         path.replace(kept)
@@ -128,5 +128,5 @@ def _write_key(path: Path, put: Callable[[str, Path], None]) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise ConfigError(
-            f"cannot write the master key file {path} ({error.strerror}): mend that, or choose another data_dir"
+            f"cannot write the master key file {path} ({error.strerror}): fix that, or choose another data_dir"
         ) from None

@@ -1,4 +1,4 @@
-"""What is learned of nodes is told to the database, for `status` and for the next start."""
+"""Save to the database what is learned of nodes, for `status` and for the next start."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ class Pool(Protocol):
 
 
 async def keep_nodes(database: Database, pools: Mapping[Upstream, Pool]) -> None:
-    """Tells the database what changes about the nodes, every few seconds and when it is cancelled."""
-    told: dict[Upstream, tuple[int, list[NodeMemory]]] = {}
+    """Save what changes about the nodes, every few seconds and when it is cancelled."""
+    saved: dict[Upstream, tuple[int, list[NodeMemory]]] = {}
 
-    async def tell() -> None:
+    async def save() -> None:
         for upstream in UPSTREAMS:
             memories = pools[upstream].memories() if upstream in pools else []
-            # an older copy of the database may lack what it was told
+            # an older copy of the database may lack what was saved
             lasting = (database.losses, [_lasting(memory) for memory in memories])
-            if told.get(upstream) != lasting:
+            if saved.get(upstream) != lasting:
                 await nodes.remember(database, upstream, memories)
-                told[upstream] = lasting
+                saved[upstream] = lasting
 
     try:
         while True:
             with contextlib.suppress(DatabaseUnavailable):
-                await tell()
+                await save()
             await asyncio.sleep(KEEP_NODES_S)
     finally:
         with contextlib.suppress(DatabaseUnavailable, TimeoutError):
             async with asyncio.timeout(KEEP_NODES_S):
-                await tell()
+                await save()
 
 
 @asynccontextmanager

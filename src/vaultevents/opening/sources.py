@@ -1,4 +1,4 @@
-"""The nodes and gateways that the settings name, of the right network (E10), and the streams over them."""
+"""The nodes and gateways that the settings name, of the right network (rule E10), and the streams over them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LAZY_ORACLE_SELECTOR = bytes.fromhex("2e39045c")  # lazyOracle()
 async def open_chain(
     settings: Settings, database: Database, *, head: HeadPolicy | None = None
 ) -> AsyncIterator[ExecutionChain]:
-    """The execution nodes, after the first contact has shown that they are of the right network (E10)."""
+    """The execution nodes, after the first contact has shown that they are of the right network (rule E10)."""
     if not settings.execution.urls:
         raise ConfigError(
             "execution.urls is empty: name the URL of your execution node there or in VAULTEVENTS_EXECUTION__URLS"
@@ -96,7 +96,7 @@ def with_node_alone(settings: Settings, url: SecretStr | None) -> Settings:
 async def open_beacon(
     settings: Settings, database: Database, clock: ServiceClock
 ) -> AsyncIterator[tuple[BeaconChain, ChainTime]]:
-    """The beacon nodes, after the first contact has shown that they are of the right network (E10), and its time."""
+    """The beacon nodes and their time, after the first contact has shown that their network is the pinned one."""
     urls = [url.get_secret_value() for url in settings.beacon.urls]
     options = BeaconOptions(ssz=settings.beacon.scan == "ssz", total_timeout_s=settings.beacon.timeout_s)
     async with BeaconChain(urls, options, clock=lambda: clock.now().timestamp()) as beacon:
@@ -111,7 +111,7 @@ async def open_beacon(
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What can be read with these settings. What is not configured is None, and its streams are not there (C11).
+    """What can be read with these settings. What is not configured is None, and its streams are not there (rule C11).
 
     `unopened` has the streams that are configured and could not be opened, with the reason.
     """
@@ -208,10 +208,10 @@ def guarantee_of(settings: Settings) -> str:
 
 
 async def locator_problem(settings: Settings, chain: ExecutionChain) -> str | None:
-    """Why the oracle that the protocol names now is not one of the configured ones; None when it is, or cannot be told.
+    """Why the oracle that the protocol names now is not one of the configured ones; None when it is, or is not known.
 
-    `lazyOracle()` of the LidoLocator. A disagreement is told loudly and changes nothing: what is configured decides, so
-    that a replay over an upgrade stays the same (C6).
+    `lazyOracle()` of the LidoLocator. A disagreement is reported and changes nothing: what is configured decides, so
+    that a replay over an upgrade stays the same (rule C6).
     """
     contracts = settings.contracts
     if contracts.lido_locator is None or not contracts.lazy_oracles:
@@ -246,7 +246,7 @@ def _steps(settings: Settings, poll_s: float) -> Steps:
 
 
 def head_policy(settings: Settings) -> HeadPolicy:
-    """Up to which block is read (C1)."""
+    """Up to which block is read (rule C1)."""
     try:
         return HeadPolicy.parse(settings.execution.head)
     except InputError as error:

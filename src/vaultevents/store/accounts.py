@@ -1,4 +1,4 @@
-"""Accounts and vaults: what is registered, for which blocks, and the backfills that a registration brings (C9, E12)."""
+"""Accounts and vaults: what is registered, for which blocks, and the backfills that this needs (rules C9 and E12)."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def vaults_of(connection: Connection, account_id: str) -> list[Vault]:
 
 
 async def load_registry(connection: Connection) -> Registry:
-    """The registry as it is now; a commit names its version (C9)."""
+    """The registry as it is now; a commit names its version (rule C9)."""
     version = await connection.fetchval("select version from registry")
     return Registry(version, await _vaults(connection))
 
@@ -104,7 +104,7 @@ async def add_vault(
     """Registers a vault from `first_block` on, or amends one: an earlier start, or a queue it did not have.
 
     What lies between its start and the live cursor of a stream is read by a backfill, written in this transaction.
-    With `deliver=False` the events of that part are stored and sent to nobody (D13).
+    With `deliver=False` the events of that part are stored and sent to nobody (rule D13).
     Raises `InputError`, also where one part of a span would have to be delivered and another not.
     """
     check_id(vault_id, "a vault id")
@@ -151,7 +151,7 @@ async def add_vault(
 
 
 async def remove_vault(database: Database, account_id: str, vault_id: str, last_block: int) -> Vault:
-    """Closes the open span at `last_block`, or at the live cursor where that is further; deletes nothing (E12)."""
+    """Closes the open span at `last_block`, or at the live cursor where that is further; deletes nothing (rule E12)."""
     async with database.transaction() as connection:
         await lock_registry(connection)
         live = await connection.fetchval("select max(position) from cursors where kind = 'live' and stream = 'logs'")
@@ -201,7 +201,7 @@ async def _vaults(connection: Connection, account_id: str | None = None) -> list
 
 
 def _check_addresses(vault_id: str, address: Address, queue: Address | None, vaults: Iterable[Vault]) -> None:
-    """Within one account an id, a vault address and a queue address occur once each and never change (E9, E12)."""
+    """Within one account an id, a vault address and a queue address each occur once and never change (rule E9)."""
     for vault in vaults:
         same = vault.id == vault_id
         if same and vault.address != address:

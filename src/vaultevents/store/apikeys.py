@@ -1,4 +1,4 @@
-"""API keys and the public keys that their requests are signed with (decisions A14).
+"""API keys and the public keys that their requests are signed with (rule A14).
 
 Operators add, rotate and revoke them; the API finds them in a `KeyRing`, which it keeps in memory.
 """
@@ -175,7 +175,7 @@ async def _keys(
 class KeyRing:
     """Every key that is not revoked, by its hash: never older than half a second when it is asked.
 
-    One cheap query tells whether anything changed, however many requests wait for it.
+    One cheap query reports whether anything changed, for all requests that wait for it.
     """
 
     def __init__(

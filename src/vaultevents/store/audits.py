@@ -1,6 +1,6 @@
 """What is stored of a span of blocks, held against what the chain gives for it: for `audit chain` and the audit pass.
 
-Rows that were first seen near the head are counted apart: such a row may keep the bytes of a block that is gone (C1).
+Rows first seen near the head are counted apart: such a row may keep the bytes of a block that is gone (rule C1).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Comparison:
 async def compare_events(connection: Connection, span: Span, events: Sequence[Event]) -> Comparison:
     """The rows of the two contract events in `span`, against `events`: all that the chain has for the registry.
 
-    A row is the same when all that is derived is: its body by the version of its encoding (E16), vault, type and block.
+    A row is the same when all derived parts are: body by its encoding's version (rule E16), vault, type and block.
     """
     derived: dict[_Key, Event] = {}
     for event in events:

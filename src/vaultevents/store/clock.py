@@ -1,4 +1,4 @@
-"""The service clock: Postgres's time at the last check plus the time that has passed since (decisions D15)."""
+"""The service clock: Postgres's time at the last check plus the time that has passed since (rule D15)."""
 
 from __future__ import annotations
 

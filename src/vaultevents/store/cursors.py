@@ -1,4 +1,4 @@
-"""The registry's lock, and the cursors that a registration brings: one live cursor a stream, and its backfills (C9)."""
+"""The registry's lock and the cursors of a registration: one live cursor a stream, and its backfills (rule C9)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EPOCH_STREAMS = ("validators", "withdrawals")
 
 
 async def lock_registry(connection: Connection) -> None:
-    """Waits until no commit of events is under way and keeps new ones out until this transaction ends (C9, D9)."""
+    """Wait until no commit of events is under way; block new ones until this transaction ends (rules C9 and D9)."""
     await connection.execute("select 1 from registry for update")
 
 
@@ -46,7 +46,7 @@ async def open_stream(
 
 
 async def open_audits(database: Database, stream: str, nodes: Sequence[str]) -> None:
-    """Make the audit cursor of a stream for each node that has none, from the earliest block registered (C2, I6).
+    """Make a stream's audit cursor for each node that has none, from the earliest registered block (rules C2 and I6).
 
     Those of nodes that are not configured any longer go. An audit from before there was one for each node is continued
     by all of them.

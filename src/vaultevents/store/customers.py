@@ -1,4 +1,4 @@
-"""Webhooks as their account manages them: inside the transaction of a change, or one that reads (A2–A5, A16, D9).
+"""Webhooks as their account manages them, in the transaction of a change or of a read (rules A2 to A5, A16 and D9).
 
 Every statement names the account, and runs besides in a role that sees only that account's rows.
 """
@@ -31,11 +31,11 @@ from vaultevents.store.webhooks import (
 
 
 class TooManyWebhooks(VaulteventsError):
-    """The account has as many webhooks as it may (A17)."""
+    """The account has as many webhooks as it may (rule A17)."""
 
 
 class IdempotencyConflict(VaulteventsError):
-    """The Idempotency-Key stands for another request, or for a webhook that is gone (A16)."""
+    """The Idempotency-Key stands for another request, or for a webhook that is gone (rule A16)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,5 +135,5 @@ async def delete(change: Change, webhook_id: str) -> None:
 async def rotate_secret(
     change: Change, webhook_id: str, secret: Secret, key: MasterKey, nonce: bytes, overlap_s: float = OVERLAP_S
 ) -> datetime:
-    """Signs with `secret` at once; until when the one before it is valid, too (A19). Raises as `replace_secret`."""
+    """Sign with `secret` at once; return until when the previous secret is valid. Raises as `replace_secret` does."""
     return await replace_secret(change.connection, webhook_id, secret, key, nonce, overlap_s)

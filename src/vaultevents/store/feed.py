@@ -1,4 +1,4 @@
-"""The feed of an account's events in commit order (A19): a reader that pages through it misses nothing.
+"""The feed of an account's events in commit order (rule A19): a reader that pages through it misses nothing.
 
 A sequence number is no cursor, because a later number may commit first. Events are ordered by the transaction that
 committed them, and only those are shown before whose transactions none is still open. So whatever writes on this server
@@ -14,7 +14,7 @@ from vaultevents.core.pages import CursorUnknown
 from vaultevents.store.pool import Connection, Database
 from vaultevents.store.sessions import allow
 
-MEND_WITHIN_S: Final = 3600.0
+ADOPT_WITHIN_S: Final = 3600.0
 MAX_MS: Final = 2**63 - 1
 RECENT: Final = 20_000
 """How many events are looked for by their time before the order of commits is followed."""
@@ -56,8 +56,8 @@ async def page(
 ) -> list[FeedEvent]:
     """The next events after a position; `since_ms` is inclusive, `until_ms` exclusive, both of `created_at`.
 
-    Quiet events are among them, orphaned ones are not (C1). Raises `CursorUnknown` for a position of another epoch, or
-    one whose event this server does not have: it is, or was made from, an older copy of the database.
+    Quiet events are among them, orphaned ones are not (rule C1). Raises `CursorUnknown` for a position of another epoch
+    or one whose event this server does not have: it is, or was made from, an older copy of the database.
     """
     place = await connection.fetchrow(_PLACE, account_id, after.xid if after else 0, after.seq if after else None)
     if after is not None and (after.epoch != place["epoch"] or not place["reached"]):
@@ -121,8 +121,8 @@ async def find(connection: Connection, account_id: str, event_id: str) -> bytes 
     return body
 
 
-async def mend(database: Database) -> None:
-    """Shows the events that a dump brought from another server: on this one their transactions seem not to have begun.
+async def adopt_restored_events(database: Database) -> None:
+    """Show events that a dump brought from another server, where their transactions seem not to have begun.
 
     To be called at each start. They move to the present transaction, in the order of their numbers, and the epoch
     changes, so that no cursor of before is taken for one of now. Where nothing is to do it costs one look into the
@@ -131,12 +131,12 @@ async def mend(database: Database) -> None:
     async with database.transaction() as connection:
         if not await connection.fetchval(_FOREIGN):
             return
-        await allow(connection, MEND_WITHIN_S)
+        await allow(connection, ADOPT_WITHIN_S)
         await connection.execute("lock table feed in exclusive mode")  # another daemon may be at it
         moved = await connection.execute(
             "update events set committed_xid = pg_current_xact_id()"
             " where committed_xid >= pg_snapshot_xmax(pg_current_snapshot())",
-            timeout=MEND_WITHIN_S,
+            timeout=ADOPT_WITHIN_S,
         )
         if moved != "UPDATE 0":
             await connection.execute("update feed set epoch = epoch + 1")

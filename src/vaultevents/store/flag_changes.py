@@ -1,4 +1,4 @@
-"""Bring pending deliveries in line with the flags of their webhook, in batches outside the registry lock (D9, D14).
+"""Bring pending deliveries in line with their webhook's flags, in batches without the registry lock (rules D9 and D14).
 
     PATCH, DELETE, 410, failures ──▶ webhooks.active, deleted_at   under the registry lock; nothing is claimed any more
                                  └─▶ flag_changes                  one row, in the same transaction
@@ -184,7 +184,7 @@ _PROGRESS = " select count(*) as number, max(id) as last from pending"
 _PARK: Final = _QUEUED + _PARK_THEM + _PROGRESS
 _CANCEL_QUEUED: Final = _QUEUED + _CANCEL_THEM + _PROGRESS
 _CANCEL_PARKED: Final = _PARKED + _CANCEL_THEM + _PROGRESS
-_RESUME: Final = _PARKED + _RESUME_THEM + _PROGRESS  # due at once, with the number of the next attempt as it was (D9)
+_RESUME: Final = _PARKED + _RESUME_THEM + _PROGRESS  # due at once; the number of the next attempt is kept (rule D9)
 
 # A webhook that is switched on before its retries were parked: they are due, too. Not those that failed since then.
 # What is just being settled is skipped.

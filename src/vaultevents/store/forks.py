@@ -1,4 +1,4 @@
-"""Near the head: which blocks were read, what a reorganisation takes back, and what comes back (decisions C1, P4).
+"""Near the head: which blocks were read, what a reorganisation takes back, and what comes back (rules C1 and P4).
 
 Only the live cursor of the logs reads above the finalized block. There the hashes of its blocks are kept. Where the
 chain has left them, the cursor is rewound to the common ancestor, and the events of the blocks that were left are
@@ -163,7 +163,7 @@ async def revive(connection: Connection, events: Collection[Event]) -> None:
     if not rows:
         return
     seqs = [row["seq"] for row in rows]
-    # Whoever claimed one of these before it was withdrawn has committed after this, and shows in a lease.
+    # A claim of one of these from before it was withdrawn has committed after this, and shows in a lease.
     await connection.execute(_LET_CLAIMS_END)
     # Who settles takes the lease first: so none is between its snapshot and its write while a delivery comes back.
     await connection.execute(_LOCK_LEASES, seqs)

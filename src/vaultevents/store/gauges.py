@@ -1,6 +1,6 @@
-"""What the metrics tell of the database, at a cost that does not grow with what is stored.
+"""What the metrics report of the database, at a cost that does not grow with what is stored.
 
-Up to `COUNTED` rows of a kind are counted through an index; where there are more, PostgreSQL's own estimate is told.
+Up to `COUNTED` rows of a kind are counted through an index; where there are more, PostgreSQL's own estimate is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find out whether the database can be written to: one that only answers questions is not healthy (T20)."""
+"""Find out whether the database can be written to: one that only answers questions is not healthy (rule T20)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of the events of one webhook, as its account sees it (A19, D14): health, deliveries, attempts."""
+"""What became of the events of a webhook, as its account sees it: health, deliveries, attempts (rules A19 and D14)."""
 
 from __future__ import annotations
 
@@ -250,5 +250,5 @@ select * from (
         where w.account_id = $1 and w.id = $2 and d.id = $3 and r.finished_at is not null
         order by r.id desc limit $4
     )
-) told order by started_at, number
+) sent order by started_at, number
 """

@@ -1,4 +1,4 @@
-"""The proof that the deliveries add up (reliability P9): what matched has one row, nothing else has one (D9, D14)."""
+"""The proof that the deliveries add up (rule P9): what matched has one row, nothing else has one (rules D9 and D14)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def audit(
 ) -> Audit:
     """Proves the deliveries of all accounts, or of one, by one query on one snapshot; memory does not grow with them.
 
-    `progress` is told how many rows are read and about how many there are, at first with none read. Must run in a
+    `progress` is called with the rows read and about how many there are, at first with none read. Must run in a
     transaction. Raises `InputError` for an account that is not known.
     """
     if account_id is not None:
@@ -113,8 +113,8 @@ select (select count(*) from deliveries d where $1::text is null
         where $1::text is null or exists (select from webhooks w where w.id = p.webhook_id and w.account_id = $1))
 """
 
-# What was due is told from the history of the filters alone: each revision of a webhook's filter holds until its next
-# one. What was not due may be delivered by `recover`; its row says so (D11). Nothing relies on a constraint, since a
+# What was due follows from the history of the filters alone: each revision of a webhook's filter holds until its next
+# one. What was not due may be delivered by `recover`; its row says so (rule D11). Nothing relies on a constraint: a
 # restored copy may have lost it: so the outer joins, and `place` for a second row of the same event and webhook. One
 # sort serves `place` and the order of the answer, and it is by bytes whatever the locale of the database. A pruned
 # delivery is a row like the others, but for what only its attempts could prove. Pending deliveries follow the flags of

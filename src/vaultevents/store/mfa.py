@@ -1,4 +1,4 @@
-"""The second factor of an account, as operators enrol and reset it (decisions A15)."""
+"""The second factor of an account, as operators enrol and reset it (rule A15)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transaction of every change by a customer: token, step-up code and change stand or fall together (A13, A15).
+"""The transaction of a customer's change: token, step-up code and change commit or fail together (rules A13 and A15).
 
 async with mutation(database, grant, key) as change:
     ...                        # look and validate; whatever is raised takes everything back
@@ -28,7 +28,7 @@ from vaultevents.store.pool import Connection, Database
 class Grant:
     """What a verified request brings: `token_digest` names its token, `code` is the step-up code as it was sent.
 
-    `now_s` is the service clock (D15).
+    `now_s` is the service clock (rule D15).
     """
 
     account_id: str
@@ -42,7 +42,7 @@ class TokenReplayed(VaulteventsError):
 
 
 class StepUpRefused(VaulteventsError):
-    """The request does not step up; the text says what to do. `retry_after_s` is told with `locked`."""
+    """The request does not step up; the text says what to do. `retry_after_s` is set for `locked`."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ def _locked(seconds: float) -> StepUpRefused:
 
 
 async def forget(database: Database) -> None:
-    """Removes what need not be remembered: tokens after a minute, answers to creates after a day (A13, A16)."""
+    """Remove what is no longer needed: tokens after a minute, answers to creates after a day (rules A13 and A16)."""
     async with database.transaction() as connection:
         await connection.execute("delete from used_tokens where used_at < db_now() - interval '60 s'")
         await connection.execute("delete from idempotent_answers where created_at < db_now() - interval '24 h'")

@@ -1,4 +1,4 @@
-"""The one network that a database belongs to, pinned at first contact (decisions E10)."""
+"""The one network that a database belongs to, pinned at first contact (rule E10)."""
 
 from __future__ import annotations
 

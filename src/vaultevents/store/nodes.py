@@ -1,4 +1,4 @@
-"""What is known of the nodes: written by the process that asks them, read by the next one and by whoever looks."""
+"""What is known of the nodes: written by the process that asks them, read by the next one and by `status`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def remember(database: Database, upstream: Upstream, memories: Sequence[No
 
 
 async def remember_limits(database: Database, upstream: Upstream, memories: Sequence[NodeMemory]) -> None:
-    """Keeps what was learned of the nodes' limits beside another process, whose circuits stay as it has told them."""
+    """Store the learned limits of nodes and leave their circuits as another process has stored them."""
     async with database.transaction() as connection:
         for memory in _in_order(memories):
             await connection.execute(_REMEMBER_LIMITS, upstream, *_values(memory))

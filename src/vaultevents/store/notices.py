@@ -1,4 +1,4 @@
-"""What an operator must hear: recorded in the transaction of the change, told once, posted at least once (D7, A5)."""
+"""Operator notices: recorded in the transaction of the change, logged once, posted at least once (rules D7 and A5)."""
 
 from __future__ import annotations
 

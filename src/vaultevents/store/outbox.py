@@ -1,4 +1,4 @@
-"""The outbox: events, their deliveries and the cursor commit in one transaction (P1, C9, D9, E11)."""
+"""The outbox: events, their deliveries and the cursor commit in one transaction (rules P1, C9, D9 and E11)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Committed:
     inserted: int = 0
     identical: int = 0
     different: tuple[str, ...] = field(default=())
-    near_head: int = 0  # stored otherwise because they were first seen near the head, where blocks may be replaced (C1)
+    near_head: int = 0  # stored otherwise because first seen near the head, where blocks may be replaced (rule C1)
     compared: Comparison | None = None
     quarantine: Changes = field(default=Changes())
 
@@ -162,8 +162,8 @@ class Outbox:
         """Stores the events of one span with their deliveries, and `reports` as pending; moves the cursor to `new`.
 
         Only if the cursor is still `old` and the registry still this one; otherwise `Lost` and nothing is written. An
-        event that is already stored stays as it is and is never delivered again by this (D13), unless it was orphaned.
-        `near` is what of the span may still be reorganised (C1), `unverified` its first block of an unknown form (C2);
+        event that is already stored is kept and never delivered again by this (rule D13), unless it was orphaned.
+        `near` is what of the span may still be reorganised (rule C1), `unverified` its first block of unknown form;
         `quarantined` are its logs that cannot be decoded.
         """
         async with self.database.transaction() as connection:
@@ -193,7 +193,7 @@ class Outbox:
             return await forks.kept(connection, stream)
 
     async def rewind(self, cursor: Cursor, to: int, anchor: forks.BlockHash) -> forks.Rewind | Lost:
-        """Takes back what was read after block `to`, which is still on the chain; `Lost` as in `commit` (C1)."""
+        """Takes back what was read after block `to`, which is still on the chain; `Lost` as in `commit` (rule C1)."""
         async with self.database.transaction() as connection:
             done = await forks.rewind(connection, cursor.id, cursor.stream, cursor.position, cursor.anchor, to, anchor)
         return Lost() if done is None else done
@@ -208,7 +208,7 @@ class Outbox:
         deliver: bool = True,
         log: ReportLog | None = None,
     ) -> Committed | Lost:
-        """Stores the events of a verified report with the mark that it is resolved; `Lost` as in `commit` (C6).
+        """Stores the events of a verified report with the mark that it is resolved; `Lost` as in `commit` (rule C6).
 
         With `log` only while the report of this id is that one.
         """
@@ -370,7 +370,7 @@ _STAGING = (
 
 
 async def _fan_out(connection: Connection, fresh: Sequence[tuple[int, Event]]) -> None:
-    """One delivery for each webhook whose filter matches now (D9)."""
+    """One delivery for each webhook whose filter matches now (rule D9)."""
     fresh = [(seq, event) for seq, event in fresh if not event.owner.quiet]
     if not fresh:
         return
@@ -397,7 +397,7 @@ async def _fan_out(connection: Connection, fresh: Sequence[tuple[int, Event]]) -
 
 
 async def _stored(connection: Connection, events: Sequence[Event]) -> dict[tuple[str, str], Record]:
-    """What is stored of events, by their keys; each row with its own version of the encoding (E16)."""
+    """What is stored of events, by their keys; each row with its own version of the encoding (rule E16)."""
     if not events:
         return {}
     rows = await connection.fetch(

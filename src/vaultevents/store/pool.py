@@ -36,7 +36,7 @@ _SCHEMA = re.compile(r"(?!pg_|information_schema$)[a-z_][a-z0-9_]{0,62}")
 class Database:
     """Two pools on one schema: the service's own, and one whose connections have the role of the API.
 
-    Every use tells a loss from a surprise: `DatabaseUnavailable` when the server is gone, full or asks to try again,
+    Every use separates outages from bugs: `DatabaseUnavailable` when the server is gone, full or asks to try again,
     `DatabaseUnusable` with what to do when a person must act; any other error of the driver is a bug and passes.
     """
 
@@ -75,7 +75,7 @@ class Database:
         """One read-committed transaction.
 
         Whether the commit took place is unknown after `DatabaseUnavailable`, so the caller starts over from its reads
-        (reliability I28).
+        (rule I28).
         """
         async with self._connection(self._pool) as connection, connection.transaction():
             yield connection
@@ -90,7 +90,7 @@ class Database:
     async def of_account(self, account_id: str) -> AsyncIterator[Connection]:
         """A transaction in the role of the API, which sees and changes the rows of one account only.
 
-        The second wall (reliability §4.5): its statements name the account all the same.
+        The second check (rules T8 and T21): its statements name the account all the same.
         """
         async with self._connection(self._api_pool) as connection, connection.transaction():
             await connection.execute(_AS_ACCOUNT, account_id, True)
@@ -146,7 +146,7 @@ class Database:
             raise problem from error
 
     async def now(self) -> datetime:
-        """The database's time, which decides schedules and leases (D15)."""
+        """The database's time, which decides schedules and leases (rule D15)."""
         async with self.transaction() as connection:
             found: datetime = await connection.fetchval("select db_now()")
         return found
@@ -199,7 +199,7 @@ async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents
             "'?', '@' and '%' of the password percent-encoded"
         ) from None
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
-        raise DatabaseUnusable(f"the database refuses the connection ({reason(error)}): mend database_url") from error
+        raise DatabaseUnusable(f"the database refuses the connection ({reason(error)}): fix database_url") from error
     except asyncpg.InsufficientPrivilegeError as error:
         raise DatabaseUnusable(
             f"the database user may not do what a migration needs ({reason(error)}): "
@@ -215,7 +215,7 @@ async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents
         if not isinstance(problem, DatabaseUnavailable):
             raise
         raise DatabaseUnavailable(
-            f"cannot reach the database ({reason(error)}): start it, or mend database_url"
+            f"cannot reach the database ({reason(error)}): start it, or fix database_url"
         ) from error
     return database
 

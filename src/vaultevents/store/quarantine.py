@@ -1,4 +1,4 @@
-"""Logs that cannot be decoded: stored with the cursor move that passes them, resolved when they are read again (C8).
+"""Logs that cannot be decoded: stored with the cursor move that passes them, resolved when read again (rule C8).
 
 At most `ROWS_OF_BLOCK` logs of one address in one block have a row each; the last of these rows counts the others. So
 what a contract emits costs a bounded number of rows, and nothing depends on the rest: a block is read again as a whole.
@@ -210,7 +210,7 @@ returning a.address, before.unnoticed as logs
 
 
 async def forget_after(connection: Connection, stream: str, block: int) -> None:
-    """Remove the rows of blocks after `block`, which a reorganisation has taken off the chain (C1)."""
+    """Remove the rows of blocks after `block`, which a reorganisation has taken off the chain (rule C1)."""
     await connection.execute("delete from quarantined_logs where stream = $1 and block_number > $2", stream, block)
 
 

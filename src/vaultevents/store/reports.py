@@ -1,4 +1,4 @@
-"""Published oracle reports: pending until their file is verified, kept for whoever is registered later (C6)."""
+"""Published oracle reports: pending until their file is verified, kept for vaults registered later (rule C6)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def add_reports(connection: Connection, logs: Sequence[ReportLog]) -> None
 
 
 async def reopen_reports(connection: Connection, first_block: int) -> None:
-    """Makes resolved reports pending again for a vault that was registered after them; nothing is told twice."""
+    """Make resolved reports pending again for a vault registered after them; no event is stored twice."""
     await connection.execute(
         "update reports set state = 'pending', attempts = 0, next_attempt_at = db_now()"
         " where state = 'resolved' and block_number >= $1",

@@ -1,7 +1,7 @@
-"""What accounts ask to be sent beside the schedule (decisions D11): resends, recoveries and tests.
+"""What accounts ask to be sent beside the schedule (rule D11): resends, recoveries and tests.
 
 A resend is inert: one attempt with the present secret, never retried, allowed while its webhook is off or parked, and
-no streak hears of it. It waits only for the pause that a receiver asked for (D6). Whoever claims one holds a lease; a
+it counts towards no health. It waits only for a pause that a receiver asked for (rule D6). A claim holds a lease; a
 lease that ended is claimed again, so a crash repeats at most what was in flight.
 """
 
@@ -126,7 +126,7 @@ async def request_recovery(
     looked_at: int = LOOKED_AT,
 ) -> Recovery:
     """Asks for every event created in [since, until) that matches the webhook's present filter and is neither
-    delivered nor pending (D11), oldest first; `looked_at` events at most, and those created together with the last.
+    delivered nor pending (rule D11), oldest first; at most `looked_at` events, and those as old as the last.
 
     A pause that the receiver asked for ends. What it held back counts: what is due is sent, and what waits for its next
     attempt is asked for.
@@ -189,7 +189,7 @@ class Resend:
 
 @dataclass(frozen=True, slots=True)
 class ResendResult:
-    """What came back: `status` or `error`, as for any attempt. `pause_s`: the receiver asked for a pause (D6)."""
+    """What came back: `status` or `error`, as for any attempt. `pause_s`: the receiver asked for a pause (rule D6)."""
 
     resend: Resend
     started_at: datetime
@@ -288,7 +288,7 @@ async def settle_resends(database: Database, results: Sequence[ResendResult]) ->
     """Writes what came of the attempts whose lease is still held; how many those are.
 
     A 2xx makes the delivery `delivered`, anything else leaves its state. An event without a delivery gets one, marked
-    as recovered: `delivered` or `exhausted` (D11), unless it had one that was pruned meanwhile.
+    as recovered: `delivered` or `exhausted` (rule D11), unless it had one that was pruned meanwhile.
     """
     if not results:
         return 0

@@ -1,7 +1,7 @@
-"""Removes old finished deliveries with their attempts, and keeps which they were (decisions D9, D11, D14).
+"""Removes old finished deliveries with their attempts, and keeps which they were (rules D9, D11 and D14).
 
 Delivered and cancelled deliveries go once they have been finished for long enough. Events, what is pending, and what is
-exhausted (P6: it can still be recovered) are never touched. In the transaction that removes a delivery, `pruned` takes
+exhausted (recoverable, rule P6) are never touched. In the transaction that removes a delivery, `pruned` takes
 its event and state in, so that at any moment the ledger knows every one of them.
 """
 
@@ -18,7 +18,7 @@ from vaultevents.core.errors import InputError
 from vaultevents.store.pool import Connection, Database
 
 LEAST_AGE: Final = timedelta(days=1)
-"""What finished more recently is never pruned: whoever looks into a problem of today finds its attempts."""
+"""What finished more recently is never pruned, so that the attempts of today's problems can be examined."""
 LOOKED_AT: Final = 1_000
 """How many deliveries one transaction looks at."""
 
@@ -53,7 +53,7 @@ async def prune(
     """Removes what was finished more than `older_than` ago by the database's clock, oldest first.
 
     Each `looked_at` deliveries are a transaction of their own, with a pause of `pause_s` after it: it can be killed at
-    any point, and two may run at once. `progress` is told about how many deliveries were looked at, out of how many.
+    any point, and two may run at once. `progress` is called with how many deliveries were examined, of about how many.
     With `dry_run` it only counts, and estimates where there are many: some seconds, whatever is stored. Raises
     `InputError` for less than `LEAST_AGE`.
     """

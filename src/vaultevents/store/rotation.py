@@ -1,6 +1,6 @@
-"""Another master key for all that is sealed (decisions D2, reliability T9), beside processes that go on working.
+"""Another master key for all that is sealed (rules D2 and T9), beside processes that go on working.
 
-Every process tells the database by a lock which key it seals with, so that no rotation begins under one that could not
+Every process shows the database by a lock which key it seals with, so that no rotation begins under one that could not
 open what the rotation leaves, and none ends while somebody may still seal with the former key. Rows name their key: a
 rotation that was killed is taken up where it was, and both keys open the database meanwhile.
 """
@@ -47,7 +47,7 @@ SEALED: Final[Mapping[str, Callable[[Record], str]]] = {
 
 
 async def sealed_key_ids(database: Database) -> set[str]:
-    """The ids of the master keys that anything stored is sealed with (D2)."""
+    """The ids of the master keys that anything stored is sealed with (rule D2)."""
     async with database.transaction() as connection:
         rows = await connection.fetch(" union ".join(_KEY_IDS.replace("TABLE", table) for table in SEALED))
     return {row["key_id"] for row in rows}
@@ -157,7 +157,7 @@ async def _until_lost(connection: Connection) -> None:
 async def rotating_from(target: Mapping[str, Any], schema: str, key_ids: Iterable[str]) -> AsyncIterator[None]:
     """While it is open, nobody else seals with these keys.
 
-    Raises `DatabaseUnusable` when somebody does, and at its end `DatabaseUnavailable` when that cannot be told for the
+    Raises `DatabaseUnusable` when somebody does, and at its end `DatabaseUnavailable` when that is not certain for the
     whole time: then start again.
     """
     connection = await _lock(target, schema, key_ids, "exclusive")

@@ -1,4 +1,4 @@
-"""Limits of every session with PostgreSQL, so that a frozen or unreachable process keeps no lock for long (P10).
+"""Limits of every session with PostgreSQL, so that a frozen or unreachable process keeps no lock for long (rule P10).
 
 Idle time in a transaction, waits for locks and single statements are bounded on the server; a silent network is noticed
 on both ends. Statements that may take longer raise their own limit with `allow`.
@@ -28,7 +28,7 @@ COMMAND_TIMEOUT_S: Final = 35.0
 """How long this side waits for a statement: a little longer than the server works on it."""
 IDLE_IN_TRANSACTION_S: Final = 5.0
 LOCK_WAIT_S: Final = 8.0
-"""Longer than a frozen process keeps a lock, so that whoever waits goes on as soon as it is free."""
+"""Longer than a frozen process keeps a lock, so that a session that waits gets it as soon as it is free."""
 STATEMENT_S: Final = 30.0
 SILENCE_S: Final = 8
 """A peer that acknowledges nothing for this long is gone."""

@@ -1,4 +1,4 @@
-"""Ends sessions of frozen processes that the server's own limits do not reach (P10).
+"""Ends sessions of frozen processes that the server's own limits do not reach (rule P10).
 
 A process that stops while rows are copied to the server, or while it is sent a large result, is not idle: its
 transaction waits for the client for as long as that is frozen, with all its locks. Any other process may end it.

@@ -11,7 +11,7 @@
   keeps users.lock until it has ended, so that a process which joins at that moment waits and starts the next one.
 
 It says one line on its standard output, `ready`, `taken` (another supervisor is at work) or `failed <sentence>`, and
-outlives whoever started it. Signals of a terminal or a service manager do not stop it: its users decide.
+outlives the process that started it. Signals of a terminal or a service manager do not stop it: its users decide.
 Standard library only; run by `vaultevents.store.embedded`.
 """
 
@@ -108,7 +108,7 @@ def _supervise(directory: Path, install: Path, durable: bool) -> None:
         elif time.monotonic() - used_at < GRACE_S:
             fcntl.flock(users, fcntl.LOCK_UN)
         else:
-            break  # and keep the lock: whoever joins now waits for our end
+            break  # and keep the lock: a process that joins now waits for our end
     _stop(server)
     with contextlib.suppress(OSError):
         sockets.rmdir()
@@ -283,7 +283,7 @@ def _failure(directory: Path, problem: str, said: str, code: int | None) -> Data
     errors = [line for line in lines if any(word in line for word in ("ERROR:", "FATAL:", "PANIC:", "error:"))]
     return DatabaseUnusable(
         f"the embedded PostgreSQL in {directory}: {problem} ({(errors or lines)[-1]}); "
-        f"mend that (more in {cluster.log_file(directory)}) or restore a backup"
+        f"fix that (more in {cluster.log_file(directory)}) or restore a backup"
     )
 
 
@@ -328,7 +328,7 @@ def _lock_now(descriptor: int) -> bool:
 
 
 def _say(line: str) -> None:
-    """The one line for whoever started us, who may be gone; afterwards it goes to the log, which standard error is."""
+    """Write the one line for our parent, which may be gone; afterwards stdout is the log, which standard error is."""
     with contextlib.suppress(OSError):
         os.write(1, f"{' '.join(line.split())}\n".encode())
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""Validators that pay to registered vaults, and how far they are known (decisions C4, C5, C9)."""
+"""Validators that pay to registered vaults, and how far they are known (rules C4, C5 and C9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Webhooks and their secrets; every query is scoped by account, every change leaves a revision (D2, D9, D14)."""
+"""Webhooks and their secrets; queries are scoped by account, changes leave a revision (rules D2, D9 and D14)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Rec
 
 OVERLAP_S: Final = 24 * 3600.0
 MAX_OVERLAP_S: Final = 7 * 24 * 3600.0
-"""How long a secret stays valid beside its successor, and how long it may (D2)."""
+"""How long a secret stays valid beside its successor, and how long it may (rule D2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class StoredWebhook:
 
 
 class WebhookUnknown(VaulteventsError):
-    """The account has no webhook of this id: foreign, deleted and invented ones are told alike."""
+    """The account has no webhook of this id: foreign, deleted and invented ids are answered alike."""
 
 
 class VaultsUnknown(VaulteventsError):
@@ -54,7 +54,7 @@ async def active_webhooks(connection: Connection, account_ids: Iterable[str]) ->
 
 
 async def create_webhook(database: Database, webhook: Webhook, secret: Secret, key: MasterKey, nonce: bytes) -> None:
-    """Stores an operator's checked webhook with its sealed secret. Raises `InputError` (A3)."""
+    """Stores an operator's checked webhook with its sealed secret. Raises `InputError` (rule A3)."""
     async with database.transaction() as connection:
         await lock_registry(connection)
         await require_account(connection, webhook.account_id)
@@ -142,7 +142,7 @@ async def pause(database: Database, webhook_id: str, pause_s: float | None) -> S
 
 
 async def erase_webhook(connection: Connection, account_id: str, webhook_id: str) -> None:
-    """Delete a webhook at once and erase its secret (D14). The registry must be locked.
+    """Delete a webhook at once and erase its secret (rule D14). The registry must be locked.
 
     What is pending is no longer claimed; it is cancelled in batches (`flag_changes`).
     """
@@ -183,7 +183,7 @@ async def rotate_secret(
 async def replace_secret(
     connection: Connection, webhook_id: str, secret: Secret, key: MasterKey, nonce: bytes, overlap_s: float
 ) -> datetime:
-    """Signs with `secret` from now on, and with the one before it, too, until the time that is returned (D2).
+    """Signs with `secret` from now on, and with the one before it, too, until the time that is returned (rule D2).
 
     Never are more than two valid: what an earlier rotation left is erased, and without an overlap everything is. The
     connection is one of the account, the registry locked. Raises `WebhookUnknown`, and `InputError` for an overlap of
@@ -201,7 +201,7 @@ async def replace_secret(
 
 
 async def disable_webhook(connection: Connection, webhook_id: str, why: Reason) -> None:
-    """Switch a webhook off (D3, D7). The registry must be locked.
+    """Switch a webhook off (rules D3 and D7). The registry must be locked.
 
     Nothing more is claimed for it, and nothing is dropped: what is pending is parked in batches (`flag_changes`).
     """
@@ -218,7 +218,7 @@ async def disable_webhook(connection: Connection, webhook_id: str, why: Reason) 
 async def pause_webhook(connection: Connection, webhook_id: str, pause_s: float | None) -> datetime | None:
     """Let deliveries and resends wait for so many seconds, or until the webhook is switched on; until when.
 
-    Events go on to be stored for it. A pause that the receiver asked for (D6) and that lasts longer is kept. None where
+    Events go on to be stored for it. A longer pause that the receiver asked for (rule D6) is kept. None where
     the webhook is off or deleted, and nothing is done.
     """
     until: datetime | None = await connection.fetchval(_PAUSE, webhook_id, pause_s, UNTIL_ENABLED)
@@ -242,7 +242,7 @@ async def amend_webhook(
 
     A new `url` holds for pending deliveries, a narrowed filter recalls none. With `active: false` nothing more is
     claimed; with `true` what was parked becomes due, and what disabled or parked the webhook is forgiven, also one that
-    is on (A5, D9). Raises `WebhookUnknown`.
+    is on (rules A5 and D9). Raises `WebhookUnknown`.
     """
     old = await find_webhook(connection, account_id, webhook_id)
     new = {
@@ -286,7 +286,7 @@ async def find_webhook(connection: Connection, account_id: str, webhook_id: str)
 
 
 async def _forgive(connection: Connection, webhook_id: str, *, was_off: bool) -> None:
-    """Forget failures and pauses (A5), and let what was parked become due."""
+    """Forget failures and pauses (rule A5), and let what was parked become due."""
     await connection.execute(
         "update webhooks set failures = 0, first_failure_at = null, last_failure_at = null, parks = 0,"
         " parked_until = null, paused_until = null, warned_at = null where id = $1",

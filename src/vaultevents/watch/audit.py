@@ -1,4 +1,4 @@
-"""The background audit of the streams of blocks: each node is asked alone, slowly, for all that was read (C2, I6).
+"""The background audit of the block streams: each node is asked alone, slowly, for all that was read (rules C2 and I6).
 
 Live and backfills take the union of the nodes that answer in time; here each node is asked in its turn, however late.
 It takes the one path with a cursor for each node, so what was missed is stored and delivered, once. When it has caught

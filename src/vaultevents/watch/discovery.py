@@ -1,4 +1,4 @@
-"""Finds the validators that pay to registered vaults and keeps their records (decision C5).
+"""Finds the validators that pay to registered vaults and keeps their records (rule C5).
 
 Each poll costs the beacon node one small call. Each time finality advances: the known validators again, and the
 network's newest by index. For vaults that were never
@@ -113,7 +113,7 @@ class Discovery:
         return placed and validators_head(epoch, state.known_through) >= epoch
 
     async def _place_spans(self, registry: Registry) -> None:
-        """The times of first and last blocks that have become final since they were registered (E12)."""
+        """The times of first and last blocks that have become final since they were registered (rule E12)."""
         waiting = registry.blocks_without_time()
         if not waiting:
             return

@@ -1,4 +1,4 @@
-"""The gap proof: a final range derived again from headers and receipts, held against what is stored (I2, I6).
+"""The gap proof: a final range derived again from headers and receipts, held against what is stored (rules I2 and I6).
 
 Nothing is written. The registry must stay the same from the beginning to the end, and the range must have been read.
 """

@@ -1,4 +1,4 @@
-"""A hint that there may be something new: it ends a wait early, carries nothing, and may be wrong (reliability I10)."""
+"""A hint that there may be something new: it ends a wait early, carries nothing, and may be wrong (rule I10)."""
 
 from __future__ import annotations
 

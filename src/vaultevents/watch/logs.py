@@ -1,4 +1,4 @@
-"""Source `logs`: the two contract events (interface §6.2 and §6.6)."""
+"""Source `logs`: fundings of vaults and claims from their withdrawal queues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AT_ONCE = 64
 class LogsSource:
     """Proven logs; the anchor is the hash of the last block that was read.
 
-    A live cursor reads up to the configured head, all others what is final (C1).
+    A live cursor reads up to the configured head, all others what is final (rule C1).
     """
 
     stream = "logs"

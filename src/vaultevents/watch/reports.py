@@ -1,4 +1,4 @@
-"""Source `reports`, and the resolver that turns published reports into events (interface §6.7, decision C6).
+"""Source `reports`, and the resolver that turns published reports into events (rule C6).
 
 The log commits as a pending report with the cursor. Its file is fetched, verified and told apart from that, as often
 as it takes: one dead CID delays one report.
@@ -43,7 +43,7 @@ WAITS_S = (10, 30, 60, 120, 300, 600)
 
 
 class ReportsSource:
-    """Published reports of the protocol's oracles, always read final (C1)."""
+    """Published reports of the protocol's oracles, always read final (rule C1)."""
 
     stream = "reports"
     ahead = AHEAD

@@ -85,7 +85,7 @@ Known = Mapping[int, BlockHash]
 
 @runtime_checkable
 class NearHead(Protocol):
-    """A source whose live cursor may read blocks that can still be reorganised (C1)."""
+    """A source whose live cursor may read blocks that can still be reorganised (rule C1)."""
 
     async def live_head(self, cursor: Cursor, known: Callable[[], Awaitable[Known]]) -> int | Forked:
         """The last position that a live cursor may read now, or where the chain left what it has read."""

@@ -145,7 +145,7 @@ async def _follow_live(
 
 
 async def _begin(stream: Stream, outbox: Outbox) -> Cursor:
-    """Where the stream goes on; at the very first start its head, with a backfill for what lies before it (C9)."""
+    """Where the stream goes on; at the very first start its head, with a backfill for what lies before it (rule C9)."""
     name = stream.source.stream
     live = await outbox.live(name)
     if live is None:

@@ -1,4 +1,4 @@
-"""Source `validators`: activations and exits by epoch (interface §6.3 and §6.4, decisions C4, C5).
+"""Source `validators`: activations and exits by epoch (rules C4 and C5).
 
 Discovery keeps the records; this source only cuts them into epochs, so a replay needs no node and no old state.
 """
@@ -25,7 +25,7 @@ class ValidatorsSource:
     ahead = 0
 
     def __init__(self, database: Database, time: ChainTime, now_s: Callable[[], int]) -> None:
-        """`now_s` is the service clock, which decides the current epoch (D15)."""
+        """`now_s` is the service clock, which decides the current epoch (rule D15)."""
         self._database, self._time, self._now_s = database, time, now_s
 
     async def head(self) -> int:
@@ -38,5 +38,5 @@ class ValidatorsSource:
         return await self.head(), None
 
     async def read(self, span: Span, cursor: Cursor, registry: Registry) -> Reading:
-        # after the registry: a validator adopted since then makes the commit start over (C9)
+        # after the registry: a validator adopted since then makes the commit start over (rule C9)
         return Reading(observe(await known(self._database), span, self._time), None)

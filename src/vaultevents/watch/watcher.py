@@ -1,4 +1,4 @@
-"""The one path of live and replay: read a span, project it, commit it with the cursor (architecture §5)."""
+"""The one path of live and replay: read a span, project it, commit it with the cursor (rule C9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Source `withdrawals`: what validators paid to vaults, by whole epochs (interface §6.5, decisions E4, C3)."""
+"""Source `withdrawals`: what validators paid to vaults, by whole epochs (rules E4 and C3)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WithdrawalsSource:
     """Gapless, linked withdrawals of execution blocks, folded when their epoch is final and complete.
 
     An epoch is complete when a final block of a later epoch exists. A validator that nobody knows yet is looked up
-    for its pubkey and handed to `meet`, which adopts it (C5).
+    for its pubkey and handed to `meet`, which adopts it (rule C5).
     """
 
     stream = "withdrawals"
@@ -78,7 +78,7 @@ class WithdrawalsSource:
         return Reading(seen, reached)
 
     async def _blocks(self, span: Span, link: Reached | None) -> list[WithdrawalBlock]:
-        """All blocks of the epochs of `span`, of which no withdrawal is missing, not even the first or the last (C3).
+        """All blocks of the epochs of `span`; no withdrawal is missing, not even the first or the last (rule C3).
 
         The index tells a gap only between two withdrawals. So the same node is asked for blocks beyond the end, and
         without a link for blocks before the beginning, until some with withdrawals were seen on both sides or there
