@@ -32,7 +32,7 @@ from store_stories import (
 )
 from vaultevents.core.events import Observation, encode
 from vaultevents.store import cursors, deliveries, feed, forks, gauges, resends, status, webhooks
-from vaultevents.store.deliveries import Delivery, settle
+from vaultevents.store.deliveries import ClaimRequest, Delivery, settle
 from vaultevents.store.forks import NearBlocks, Rewind
 from vaultevents.store.outbox import Committed, Lost, Outbox
 from vaultevents.store.pool import Connection, Database
@@ -295,11 +295,11 @@ async def test_a_resend_under_way_keeps_the_bytes(any_database: Database) -> Non
     (event_id,) = await deliveries_of(any_database, made.id)
     async with any_database.transaction() as connection:
         await resends.request_resend(connection, "acme", made.id, event_id)
-    (resend,) = await resends.claim_resends(any_database, 10, uuid4(), LEASE_S, 10)
+    (resend,) = (await resends.claim_resends(any_database, ClaimRequest(10, uuid4(), LEASE_S))).deliveries
     await back_to(outbox, 1)
     await shift_clock(any_database, LEASE_S + 1)
-    assert await resends.claim_resends(any_database, 10, uuid4(), LEASE_S, 10) == ()
+    assert (await resends.claim_resends(any_database, ClaimRequest(10, uuid4(), LEASE_S))).deliveries == ()
     await seen(outbox, 3, funding(0, block=3), branch="b")
     assert await only_body(any_database) == resend.body
-    (again,) = await resends.claim_resends(any_database, 10, uuid4(), LEASE_S, 10)
+    (again,) = (await resends.claim_resends(any_database, ClaimRequest(10, uuid4(), LEASE_S))).deliveries
     assert again.body == resend.body

@@ -47,7 +47,7 @@ def test_what_is_counted_is_what_is_in_flight_and_nothing_is_kept_of_the_rest(st
             getattr(policy, step)(f"w{number}", 1.0, 1.1)
         assert policy.in_flight == sum(flying.values())
         assert all(2 <= slots <= 9 and flying[int(name[1:])] for name, slots in policy.limits(0).webhooks.items())
-        assert 0 <= policy.room(0, 0) <= max(100 - policy.in_flight, 0)
+        assert 0 <= policy.room(0) <= max(100 - policy.in_flight, 0)
 
 
 def simulate(answer: Callable[[int], tuple[bool, float]], deliveries: int, most: int = 256) -> tuple[int, float, int]:
@@ -101,7 +101,7 @@ def test_some_slots_stay_free_however_many_accounts_take_all_they_get(concurrenc
         open_accounts = [f"a{number}" for number in range(accounts) if f"a{number}" not in closed]
         if not open_accounts:
             break
-        for number in range(min(policy.room(0, 0), 500)):
+        for number in range(min(policy.room(0), 500)):
             policy.begin(Target("w", "", (), open_accounts[number % len(open_accounts)]))
     free = concurrency - policy.in_flight
     assert free >= concurrency // (20 * accounts)

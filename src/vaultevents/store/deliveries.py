@@ -60,9 +60,9 @@ class Claim:
     The next claim may begin after the webhook `last`.
     """
 
-    deliveries: tuple[Delivery, ...]
-    database_time: datetime | None
-    last: str
+    deliveries: tuple[Delivery, ...] = ()
+    database_time: datetime | None = None
+    last: str = ""
 
 
 AttemptState = Literal["scheduled", "delivered", "exhausted", "parked"]
@@ -88,6 +88,10 @@ class Settlement(msgspec.Struct, frozen=True):
     gone: bool = False
     timing: Timing = NO_TIMING
 
+    @property
+    def accepted(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
 
 @dataclass(frozen=True, slots=True)
 class Scarce:
@@ -108,16 +112,24 @@ class Limits:
 NO_LIMITS: Final = Limits()
 
 
-async def claim(
-    database: Database,
-    limit: int,
-    lease: UUID,
-    lease_s: float,
-    per_webhook: int = 10,
-    after: str = "",
-    scarce: Scarce | None = None,
-    limits: Limits = NO_LIMITS,
-) -> Claim:
+@dataclass(frozen=True, slots=True)
+class ClaimRequest:
+    """What one claim may take: up to `limit`, which is part of the `free` slots of the caller.
+
+    `lease`: the token of this claim; `after`: the webhook whose turn was last.
+    """
+
+    limit: int
+    lease: UUID
+    lease_s: float
+    per_webhook: int = 10
+    after: str = ""
+    scarce: Scarce | None = None
+    limits: Limits = NO_LIMITS
+    free: int = 1_000_000
+
+
+async def claim(database: Database, request: ClaimRequest) -> Claim:
     """Lease up to `limit` due deliveries to the caller.
 
     No webhook has more than `per_webhook` in flight, or what `limits` says, in all processes together. One that is
@@ -126,29 +138,41 @@ async def claim(
     id follows `after`. The cost is that of what is due, however many webhooks there are.
     """
     async with database.statement() as connection:  # one round trip, one commit: `claim_due` is a migration's
-        rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook, after, *_restrictions(scarce, limits))
-    return _claimed(rows, lease, after)
+        rows = await connection.fetch(_CLAIM, *_claiming(request))
+    return _claimed(rows, request)
 
 
 _CLAIM = "select *, null::bigint[] as lost from claim_due($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"
 _UNRESTRICTED: Final = 1_000_000
 
 
-def _restrictions(scarce: Scarce | None, limits: Limits) -> tuple[Any, ...]:
-    per_unproven, proven = (_UNRESTRICTED, ()) if scarce is None else (scarce.per_unproven, scarce.proven)
-    return per_unproven, proven, list(limits.webhooks), list(limits.webhooks.values()), limits.closed_accounts
+def _claiming(request: ClaimRequest) -> tuple[Any, ...]:
+    scarce, limits = request.scarce, request.limits
+    return (
+        request.limit,
+        request.lease,
+        request.lease_s,
+        request.per_webhook,
+        request.after,
+        _UNRESTRICTED if scarce is None else scarce.per_unproven,
+        () if scarce is None else scarce.proven,
+        list(limits.webhooks),
+        list(limits.webhooks.values()),
+        limits.closed_accounts,
+    )
 
 
-def _claimed(rows: Sequence[Record], lease: UUID, after: str) -> Claim:
+def _claimed(rows: Sequence[Record], request: ClaimRequest) -> Claim:
     targets: dict[str, Target] = {}
-    database_time = None
+    database_time, lease, after = None, request.lease, request.after
     deliveries = []
     for delivery_id, attempts, event_id, body, webhook_id, account_id, url, key_ids, sealed, claimed_at, _ in rows:
         if url is not None:  # once for each webhook, with the first of its deliveries
             targets[webhook_id] = Target(webhook_id, url, tuple(map(SealedSecret, key_ids, sealed)), account_id)
             database_time = claimed_at
         deliveries.append(Delivery(delivery_id, lease, attempts + 1, event_id, body, targets[webhook_id]))
-    return Claim(tuple(deliveries), database_time, max(targets, key=lambda one: (one <= after, one), default=after))
+    last = max(targets, key=lambda webhook_id: (webhook_id <= after, webhook_id), default=after)
+    return Claim(tuple(deliveries), database_time, last)
 
 
 async def end_leases(database: Database) -> int:
@@ -194,15 +218,7 @@ insert into due_webhooks (webhook_id) select webhook_id from queued where webhoo
 
 
 async def settle_and_claim(
-    database: Database,
-    accepted: Sequence[Settlement],
-    limit: int,
-    lease: UUID,
-    lease_s: float,
-    per_webhook: int = 10,
-    after: str = "",
-    scarce: Scarce | None = None,
-    limits: Limits = NO_LIMITS,
+    database: Database, accepted: Sequence[Settlement], request: ClaimRequest
 ) -> tuple[Settled | None, Claim]:
     """`settle` and `claim` in one round trip and one commit, for attempts in the state `delivered` only.
 
@@ -211,10 +227,9 @@ async def settle_and_claim(
     """
     async with database.statement() as connection:
         written = (*_leased(accepted), *_results(accepted))
-        claiming = (limit, lease, lease_s, per_webhook, after, *_restrictions(scarce, limits))
-        (told, *rows) = await connection.fetch(_SETTLE_AND_CLAIM, *written, *claiming)
-    lost = told["lost"]
-    return None if lost is None else Settled(len(accepted) - len(lost)), _claimed(rows, lease, after)
+        (first, *rows) = await connection.fetch(_SETTLE_AND_CLAIM, *written, *_claiming(request))
+    lost = first["lost"]
+    return None if lost is None else Settled(len(accepted) - len(lost)), _claimed(rows, request)
 
 
 _SETTLE_AND_CLAIM = """

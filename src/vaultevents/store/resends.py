@@ -11,13 +11,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
-from uuid import UUID
 
 from vaultevents.core.events import encode_test
-from vaultevents.core.timing import NO_TIMING, Timing
 from vaultevents.core.webhooks import Webhook
 from vaultevents.store.accounts import vaults_of
-from vaultevents.store.deliveries import SealedSecret, Target
+from vaultevents.store.deliveries import Claim, ClaimRequest, Delivery, SealedSecret, Settlement, Target
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
 
 RESENDS_CHANNEL: Final = "vaultevents_resends"
@@ -175,61 +173,37 @@ from looked_at
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Resend:
-    """One claimed request: all that its attempt needs. `attempt` is the number that the receiver is told."""
-
-    id: int
-    lease: UUID
-    attempt: int
-    event_id: str
-    body: bytes
-    target: Target
-
-
-@dataclass(frozen=True, slots=True)
-class ResendResult:
-    """What came back: `status` or `error`, as for any attempt. `pause_s`: the receiver asked for a pause (D6)."""
-
-    resend: Resend
-    started_at: datetime
-    duration_ms: int
-    status: int | None
-    error: str | None
-    excerpt: str
-    address: str | None
-    timing: Timing = NO_TIMING
-    pause_s: float = 0.0
-
-    @property
-    def accepted(self) -> bool:
-        return self.status is not None and 200 <= self.status < 300
-
-
-async def claim_resends(
-    database: Database, limit: int, lease: UUID, lease_s: float, per_webhook: int, per_account: int | None = None
-) -> tuple[Resend, ...]:
+async def claim_resends(database: Database, request: ClaimRequest) -> Claim:
     """Lease up to `limit` requests to the caller: accounts take turns, and in each its webhooks, oldest requests first.
 
     No webhook has more than `per_webhook` of them in flight, no account takes more than half of what it lacks to
-    `per_account`, in all processes together. A webhook that is paused has to wait.
+    `free`, in all processes together. A webhook that is paused has to wait.
     """
     async with database.transaction() as connection:
         # claims take turns, lest two count the same free slots: the lock comes before the statement that counts
         await connection.execute(
             "select pg_advisory_xact_lock(hashtext('vaultevents resend'), hashtext(current_schema()))"
         )
-        rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook, per_account or _UNLIMITED)
+        rows = await connection.fetch(
+            _CLAIM, request.limit, request.lease, request.lease_s, request.per_webhook, request.free
+        )
     targets: dict[str, Target] = {}
     for row in rows:
         targets.setdefault(row["webhook_id"], _target(row))
-    return tuple(
-        Resend(row["id"], lease, row["attempts"] + 1, row["event_id"], row["body"], targets[row["webhook_id"]])
-        for row in rows
+    return Claim(
+        tuple(
+            Delivery(
+                row["id"],
+                request.lease,
+                row["attempts"] + 1,
+                row["event_id"],
+                row["body"],
+                targets[row["webhook_id"]],
+            )
+            for row in rows
+        )
     )
 
-
-_UNLIMITED: Final = 1_000_000
 
 # Only webhooks for which something waits are looked at: `waiting` leaps from one to the next in the index.
 _CLAIM = """
@@ -284,39 +258,37 @@ def _target(row: Record) -> Target:
     )
 
 
-async def settle_resends(database: Database, results: Sequence[ResendResult]) -> int:
-    """Writes what came of the attempts whose lease is still held; how many those are.
+async def settle_resends(database: Database, settlements: Sequence[Settlement]) -> int:
+    """Write what came of the attempts whose lease is still held; return how many those are.
 
     A 2xx makes the delivery `delivered`, anything else leaves its state. An event without a delivery gets one, marked
     as recovered: `delivered` or `exhausted` (D11), unless it had one that was pruned meanwhile.
     """
-    if not results:
-        return 0
     async with database.transaction() as connection:
-        # first, as whoever parks, resumes or schedules anew: none of them works on the same deliveries then
+        # first, as all that parks, resumes or schedules anew: none of them works on the same deliveries then
         await connection.execute(
             "select from webhooks where id = any($1) order by id for no key update",
-            sorted({one.resend.target.webhook_id for one in results if one.accepted or one.pause_s}),
+            sorted({settled.delivery.webhook_id for settled in settlements if settled.accepted or settled.park_s}),
         )
         rows = await connection.fetch(
             _SETTLE,
-            [one.resend.id for one in results],
-            [one.resend.lease for one in results],
-            [one.started_at for one in results],
-            [one.duration_ms for one in results],
-            [one.status for one in results],
-            [one.error for one in results],
-            [one.excerpt for one in results],
-            [one.address for one in results],
-            [one.timing.dns_ms for one in results],
-            [one.timing.connect_ms for one in results],
-            [one.timing.tls_ms for one in results],
-            [one.timing.first_byte_ms for one in results],
+            [settled.delivery.id for settled in settlements],
+            [settled.delivery.lease for settled in settlements],
+            [settled.started_at for settled in settlements],
+            [settled.duration_ms for settled in settlements],
+            [settled.status for settled in settlements],
+            [settled.error for settled in settlements],
+            [settled.excerpt for settled in settlements],
+            [settled.address for settled in settlements],
+            [settled.timing.dns_ms for settled in settlements],
+            [settled.timing.connect_ms for settled in settlements],
+            [settled.timing.tls_ms for settled in settlements],
+            [settled.timing.first_byte_ms for settled in settlements],
         )
         held = {row["id"] for row in rows}
-        for one in results:
-            if one.pause_s and one.resend.id in held:
-                await connection.execute(_PAUSE, one.resend.target.webhook_id, one.pause_s)
+        for settled in settlements:
+            if settled.park_s and settled.delivery.id in held:
+                await connection.execute(_PAUSE, settled.delivery.webhook_id, settled.park_s)
         of_events = [row for row in rows if row["event_seq"] is not None]
         accepted = {(row["event_seq"], row["webhook_id"]) for row in of_events if row["accepted"]}
         refused = {(row["event_seq"], row["webhook_id"]) for row in of_events} - accepted
@@ -326,10 +298,8 @@ async def settle_resends(database: Database, results: Sequence[ResendResult]) ->
     return len(held)
 
 
-async def put_back_resends(database: Database, held: Sequence[Resend], after_s: float) -> None:
+async def put_back_resends(database: Database, held: Sequence[Delivery], after_s: float) -> None:
     """Make requests due again in `after_s` seconds as if they had not been claimed, where the lease is still held."""
-    if not held:
-        return
     async with database.transaction() as connection:
         await connection.execute(_PUT_BACK, [resend.id for resend in held], [resend.lease for resend in held], after_s)
 
