@@ -28,14 +28,14 @@ from vaultevents.store.deliveries import (
     Scarce,
     Settlement,
     claim,
-    count_by_state,
-    end_leases,
 )
 from vaultevents.store.embedded import ServerAddress
 from vaultevents.store.flag_changes import carry_out
+from vaultevents.store.leases import end_leases
 from vaultevents.store.ledger import audit
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 from vaultevents.store.pool import Connection, Database, open_database
+from vaultevents.store.status import count_by_state
 
 KEY = MasterKey(bytes(range(32)))
 LEASE_S = 60.0

@@ -29,7 +29,7 @@ from vaultevents.core.streaks import Parking
 from vaultevents.core.tokens import TokenRules
 from vaultevents.dispatch.attempts import Dispatcher
 from vaultevents.dispatch.lanes import DeliveryLane, DispatchOptions, ResendLane, ResendOptions
-from vaultevents.dispatch.notifier import NoticeLane, NoticeOptions, OperatorWebhook
+from vaultevents.dispatch.notifier import NoticeLane, OperatorWebhook
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
@@ -213,7 +213,7 @@ async def _tell(
     """Notices for the operator, over connections of their own."""
     delivery = settings.delivery
     webhook = None if operator is None else OperatorWebhook(*operator)
-    options = NoticeOptions(delivery.schedule, lease_s=delivery.lease_s, drain_s=delivery.timeout_s + 5)
+    options = DispatchOptions(delivery.schedule, lease_s=delivery.lease_s, drain_s=delivery.timeout_s + 5)
     notices = NoticeLane(store.database, webhook, options, random.SystemRandom())
     async with _sender(settings) as sender:
         await Dispatcher(notices, sender, clock).run(stop)

@@ -14,7 +14,7 @@ from vaultevents.dispatch.notifier import NoticeLane
 from vaultevents.store.deliveries import Claim, ClaimRequest, Delivery
 from vaultevents.store.notices import finish
 
-claim, headers = NoticeLane.claim, NoticeLane.headers
+claim, headers = NoticeLane.claim, NoticeLane._headers
 
 
 async def finish_first(self: NoticeLane, request: ClaimRequest) -> Claim:
@@ -28,7 +28,7 @@ def post_renamed(self: NoticeLane, delivery: Delivery, at: datetime) -> Mapping[
     return headers(self, replace(delivery, event_id=str(uuid4())), at)
 
 
-BROKEN = {"finishes-first": ("claim", finish_first), "renames": ("headers", post_renamed)}
+BROKEN = {"finishes-first": ("claim", finish_first), "renames": ("_headers", post_renamed)}
 
 if __name__ == "__main__":
     setattr(NoticeLane, *BROKEN[sys.argv.pop(1)])

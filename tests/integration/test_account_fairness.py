@@ -125,8 +125,10 @@ async def test_a_tenant_that_recovers_thousands_to_slow_webhooks_delays_no_test_
     await add_slow_webhooks(database, slow.url, 20)
     await change(
         database,
-        "insert into resends (webhook_id, event_id, body) select 'slow-' || n % 20, 'again-' || n, '{}'"
-        " from generate_series(1, $1::integer) n",
+        "with asked as (insert into resends (webhook_id, event_id, body)"
+        " select 'slow-' || n % 20, 'again-' || n, '{}' from generate_series(1, $1::integer) n"
+        " returning id, webhook_id, requested_at)"
+        " insert into queue (webhook_id, resend_id, due_at) select webhook_id, id, requested_at from asked",
         RESENDS,
     )
     good = await subscribe(database, receivers, "good")

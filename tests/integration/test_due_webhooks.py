@@ -37,12 +37,11 @@ from vaultevents.store.deliveries import (
     Limits,
     Scarce,
     claim,
-    end_leases,
-    mark_queued,
     next_due_s,
     settle,
     settle_and_claim,
 )
+from vaultevents.store.leases import end_leases, mark_queued
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Connection, Database
 

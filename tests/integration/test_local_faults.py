@@ -33,7 +33,7 @@ from vaultevents.egress import Guard, is_own_address
 from vaultevents.resolver import SystemLookup
 from vaultevents.store import resends
 from vaultevents.store.clock import ServiceClock
-from vaultevents.store.deliveries import put_back
+from vaultevents.store.leases import put_back
 from vaultevents.store.notices import Notice, claim_notices, postpone, record
 from vaultevents.store.pool import Database
 

@@ -369,6 +369,7 @@ async def test_with_its_webhook_goes_what_still_waits(database: Database, receiv
     await webhooks.delete_webhook(database, "acme", made.id)
     await carry_out(database)
     assert await values(database, "select count(*)::int from resends") == [0]
+    assert await values(database, "select count(*)::int from queue") == [0]
     async with resending(database, receivers.ca_path):
         await asyncio.sleep(0.1)
     assert hook.ledger == []

@@ -14,9 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 from vaultevents.core.errors import DatabaseUnavailable
@@ -56,20 +55,16 @@ PUT_BACK_S = 5.0
 """After a fault of this host a delivery is due again."""
 
 
-class _Attempt:
-    """One attempt that is under way."""
+class _Attempt(NamedTuple):
+    """An attempt that is under way; `began_at_s` is the loop's clock."""
 
-    __slots__ = ("began_at_s", "burst", "delivery", "started_at")
-
-    def __init__(self, delivery: Delivery, burst: int, started_at: datetime, began_at_s: float) -> None:
-        self.delivery = delivery
-        self.burst = burst
-        self.started_at = started_at
-        self.began_at_s = began_at_s  # of the loop's clock
+    delivery: Delivery
+    burst: int
+    started_at: datetime
+    began_at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Cycle:
+class _Cycle(NamedTuple):
     """What a cycle claimed, of how many it had room for; `limited`: limits may have left something that is due."""
 
     found: int
@@ -121,8 +116,6 @@ class Dispatcher:
         except* _Drained:
             pass  # the tasks that were left are cancelled
 
-    # ── claim ──
-
     async def _cycles(self) -> None:
         """Run one cycle after the other until the dispatcher is stopped and nothing is in flight."""
         while self._slots.in_flight or not self._wakeup.stopping:
@@ -131,7 +124,7 @@ class Dispatcher:
                 cycle = await self._cycle()
                 if cycle.room and cycle.found == cycle.room:
                     continue
-                if await self._wakeup.wait(IDLE_S):
+                if await self._wakeup.within(IDLE_S):
                     if len(self._accepted) < BURST and self._bursts.posting:
                         await asyncio.sleep(SETTLE_WINDOW_S)
                     continue
@@ -141,7 +134,7 @@ class Dispatcher:
             except DatabaseUnavailable as error:
                 due_s = self._report_unavailable(error)
             poll_s = self._lane.options.poll_s
-            await self._wakeup.wait(poll_s if due_s is None else min(due_s, poll_s))
+            await self._wakeup.within(poll_s if due_s is None else min(due_s, poll_s))
 
     async def _cycles_beside(self) -> None:
         """Run a second cycle beside the one that is under way, when enough was accepted meanwhile."""
@@ -170,20 +163,20 @@ class Dispatcher:
             else:
                 return _Cycle(0, 0)
         except DatabaseUnavailable:
-            self._accepted.extend(accepted)
+            self._accepted.add(*accepted)
             raise
         finally:
             slots.being_claimed -= request.limit
         if settled is not None:
             self._settled(accepted, settled)
         else:
-            self._failed.extend(accepted)  # one of these webhooks has failures to forget
+            self._failed.add(*accepted)  # one of these webhooks has failures to forget
         slots.last_webhook = claimed.last or slots.last_webhook
         if claimed.database_time is not None:
             self._clock.check(claimed.database_time)
         found = len(claimed.deliveries)
         if accepted and found >= request.limit:  # there was no room for all, or none before these were settled
-            self._wakeup.now()
+            self._wakeup.set()
         if found:
             for delivery in claimed.deliveries:
                 slots.begin(delivery.target)
@@ -191,15 +184,13 @@ class Dispatcher:
             self._begin()
         return _Cycle(found, request.limit, request.scarce is not None)
 
-    # ── sign and POST ──
-
     def _begin(self) -> None:
         """Begin the attempts of this burst: few connections and warm caches where answers are quick."""
         bursts, time = self._bursts, asyncio.get_running_loop().time
         while (delivery := bursts.next()) is not None:
             self._attempt(_Attempt(delivery, bursts.number, self._clock.now(), time()))
             if bursts.waiting == BATCH // 2:
-                self._wakeup.now()
+                self._wakeup.set()
         if bursts.should_pause():
             asyncio.get_running_loop().call_later(BURST_S, self._begin_next_burst)
 
@@ -218,7 +209,7 @@ class Dispatcher:
                 self._tasks.create_task(_raise(bug))
 
         try:
-            headers = self._lane.headers(delivery, attempt.started_at)
+            headers = self._lane.sign(delivery, attempt.started_at)
         except SealBroken as problem:
             self._lane.log.error("secret_unreadable", webhook_id=target.webhook_id, problem=str(problem))
             asyncio.get_running_loop().call_soon(answered, Reply(None, "sealed", None, "", 0, None))
@@ -231,23 +222,21 @@ class Dispatcher:
     ) -> None:
         answered(await self._sender.send(delivery.target.url, delivery.body, headers, delivery.target.account_id))
 
-    # ── judge and settle ──
-
     def _answered(self, attempt: _Attempt, reply: Reply) -> None:
         delivery, now_s = attempt.delivery, asyncio.get_running_loop().time()
         webhook_id = delivery.target.webhook_id
         if reply.status is not None and 200 <= reply.status < 300:
-            self._accepted.append(_settlement(delivery, "delivered", attempt.started_at, reply))
+            self._accepted.add(_settlement(delivery, "delivered", attempt.started_at, reply))
             self._slots.accepted(webhook_id, attempt.began_at_s, now_s)
             if self._wakeup.stopping or self._slots.pressed(webhook_id):
-                self._wakeup.now()
+                self._wakeup.set()
             else:
                 self._wakeup.soon(JOIN_S)
         elif (failed := self._judged(attempt, reply)) is not None:
             self._slots.failed(webhook_id, attempt.began_at_s, now_s)
-            self._failed.append(failed)
+            self._failed.add(failed)
         else:
-            self._prevented.append((delivery, reply))
+            self._prevented.add((delivery, reply))
         if self._bursts.end(attempt.burst):
             self._begin()
 
@@ -282,15 +271,14 @@ class Dispatcher:
                 except DatabaseUnavailable as error:
                     self._lane.log.warning(waits, problem=str(error), attempts=len(batch), retry_in_s=RECONNECT_S)
                     await asyncio.sleep(RECONNECT_S)
-            self._wakeup.now()
+            self._wakeup.set()
 
     async def _settle_failed(self, batch: Sequence[Settlement]) -> None:
         self._settled(batch, await self._lane.settle(batch))
 
     async def _put_back(self, prevented: Sequence[tuple[Delivery, Reply]]) -> None:
         """Make due again what a fault of this host prevented: it counts for no schedule and no webhook's health."""
-        await self._lane.put_back([delivery for delivery, _ in prevented], PUT_BACK_S)
-        self._lane.report_put_back(prevented, PUT_BACK_S)
+        await self._lane.put_back(prevented, PUT_BACK_S)
         for delivery, _ in prevented:
             self._slots.end(delivery.target)
 
@@ -301,9 +289,7 @@ class Dispatcher:
         for settlement in batch:
             self._slots.end(settlement.delivery.target)
         if self._wakeup.stopping:
-            self._wakeup.now()
-
-    # ── leases and notifications ──
+            self._wakeup.set()
 
     async def _end_leases(self) -> None:
         """Take over what a process that died or froze has left."""
@@ -313,17 +299,17 @@ class Dispatcher:
                 if asyncio.get_running_loop().time() >= maintain_at_s:
                     await self._lane.maintain()
                     maintain_at_s = asyncio.get_running_loop().time() + MAINTAIN_S
-                    self._wakeup.now()
+                    self._wakeup.set()
                 if ended := await self._lane.end_leases():
                     self._lane.log.warning("leases_ended", leases=ended)
-                    self._wakeup.now()
+                    self._wakeup.set()
             await asyncio.sleep(LEASES_S)
 
     async def _listen(self) -> None:
         """Wake up at each NOTIFY; `poll_s` covers whatever is lost here."""
         while self._lane.channel is not None:
             with contextlib.suppress(DatabaseUnavailable):
-                await self._lane.database.listen(self._lane.channel, self._wakeup.now)
+                await self._lane.database.listen(self._lane.channel, self._wakeup.set)
             await asyncio.sleep(RECONNECT_S)
 
 

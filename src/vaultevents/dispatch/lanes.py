@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ from vaultevents.core.streaks import DEFAULT_PARKING, Parking
 from vaultevents.dispatch.sender import Reply
 from vaultevents.dispatch.signer import Signer
 from vaultevents.store import deliveries as queue
+from vaultevents.store import leases
 from vaultevents.store.deliveries import Claim, ClaimRequest, Delivery, Settled, Settlement
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Database
 from vaultevents.store.resends import RESENDS_CHANNEL, claim_resends, put_back_resends, settle_resends
@@ -58,6 +59,10 @@ class ResendOptions(DispatchOptions):
     per_webhook_max: int = 0
 
 
+Sign = Callable[[Delivery, datetime], Mapping[str, str]]
+"""Returns the headers of an attempt that is made at a time. Raises `SealBroken` when a secret cannot be opened."""
+
+
 class Lane(ABC):
     """What differs between deliveries, resends and notices; every method may raise `DatabaseUnavailable`."""
 
@@ -67,17 +72,14 @@ class Lane(ABC):
 
     channel: ClassVar[str | None] = None
 
-    def __init__(self, database: Database, options: DispatchOptions) -> None:
+    def __init__(self, database: Database, options: DispatchOptions, sign: Sign) -> None:
         self.database = database
         self.options = options
+        self.sign = sign
 
     @abstractmethod
     async def claim(self, request: ClaimRequest) -> Claim:
         """Lease what is due."""
-
-    @abstractmethod
-    def headers(self, delivery: Delivery, at: datetime) -> Mapping[str, str]:
-        """Sign an attempt that is made at `at`. Raises `SealBroken` when a secret cannot be opened."""
 
     @abstractmethod
     def judge(self, delivery: Delivery, reply: Reply, now: datetime) -> Verdict:
@@ -88,12 +90,8 @@ class Lane(ABC):
         """Write finished attempts."""
 
     @abstractmethod
-    async def put_back(self, deliveries: Sequence[Delivery], after_s: float) -> None:
-        """Make deliveries due again in `after_s` seconds as if they had not been claimed."""
-
-    @abstractmethod
-    def report_put_back(self, prevented: Sequence[tuple[Delivery, Reply]], after_s: float) -> None:
-        """Log and count what was put back."""
+    async def put_back(self, prevented: Sequence[tuple[Delivery, Reply]], after_s: float) -> None:
+        """Make deliveries due again in `after_s` seconds as if they had not been claimed; log and count them."""
 
     async def settle_and_claim(
         self, accepted: Sequence[Settlement], request: ClaimRequest
@@ -130,8 +128,7 @@ class DeliveryLane(Lane):
     channel = DELIVERIES_CHANNEL
 
     def __init__(self, database: Database, signer: Signer, options: DispatchOptions, rng: random.Random) -> None:
-        super().__init__(database, options)
-        self._signer = signer
+        super().__init__(database, options, signer.headers)
         self._rng = rng
 
     async def claim(self, request: ClaimRequest) -> Claim:
@@ -146,13 +143,10 @@ class DeliveryLane(Lane):
         return await queue.next_due_s(self.database, self.options.per_webhook)
 
     async def end_leases(self) -> int:
-        return await queue.end_leases(self.database)
+        return await leases.end_leases(self.database)
 
     async def maintain(self) -> None:
-        await queue.mark_queued(self.database)
-
-    def headers(self, delivery: Delivery, at: datetime) -> Mapping[str, str]:
-        return self._signer.headers(delivery, at)
+        await leases.mark_queued(self.database)
 
     def judge(self, delivery: Delivery, reply: Reply, now: datetime) -> Verdict:
         verdict = judge(outcome(reply), delivery.attempt, self.options.schedule_s, self._rng.random(), now)
@@ -172,9 +166,6 @@ class DeliveryLane(Lane):
     async def settle(self, settlements: Sequence[Settlement]) -> Settled:
         return await queue.settle(self.database, settlements, self.options.parking)
 
-    async def put_back(self, deliveries: Sequence[Delivery], after_s: float) -> None:
-        await queue.put_back(self.database, deliveries, after_s)
-
     def report_settled(self, batch: Sequence[Settlement], settled: Settled) -> None:
         self.log.info("attempts_settled", **Counter[str](settlement.state for settlement in batch))
         metrics.attempts(batch)
@@ -187,7 +178,8 @@ class DeliveryLane(Lane):
                 failing_since=parked.streak.first_failure_at,
             )
 
-    def report_put_back(self, prevented: Sequence[tuple[Delivery, Reply]], after_s: float) -> None:
+    async def put_back(self, prevented: Sequence[tuple[Delivery, Reply]], after_s: float) -> None:
+        await leases.put_back(self.database, [delivery for delivery, _ in prevented], after_s)
         faults = Counter(str(reply.error) for _, reply in prevented)
         self.log.warning("attempts_put_back", **faults, problem=prevented[0][1].excerpt, retry_in_s=after_s)
         metrics.put_back(faults.elements())
@@ -204,14 +196,13 @@ class ResendLane(Lane):
     channel = RESENDS_CHANNEL
 
     def __init__(self, database: Database, signer: Signer, options: ResendOptions) -> None:
-        super().__init__(database, options)
-        self._signer = signer
+        super().__init__(database, options, signer.headers)
 
     async def claim(self, request: ClaimRequest) -> Claim:
         return await claim_resends(self.database, request)
 
-    def headers(self, delivery: Delivery, at: datetime) -> Mapping[str, str]:
-        return self._signer.headers(delivery, at)
+    async def end_leases(self) -> int:
+        return await leases.end_leases(self.database)
 
     def judge(self, delivery: Delivery, reply: Reply, now: datetime) -> Verdict:
         verdict = judge(outcome(reply), delivery.attempt, (), 0.0, now)
@@ -222,14 +213,12 @@ class ResendLane(Lane):
     async def settle(self, settlements: Sequence[Settlement]) -> Settled:
         return Settled(await settle_resends(self.database, settlements))
 
-    async def put_back(self, deliveries: Sequence[Delivery], after_s: float) -> None:
-        await put_back_resends(self.database, deliveries, after_s)
-
     def report_settled(self, batch: Sequence[Settlement], settled: Settled) -> None:
         self.log.info("resends_settled", attempts=len(batch), accepted=sum(settlement.accepted for settlement in batch))
         metrics.resends(batch)
 
-    def report_put_back(self, prevented: Sequence[tuple[Delivery, Reply]], after_s: float) -> None:
+    async def put_back(self, prevented: Sequence[tuple[Delivery, Reply]], after_s: float) -> None:
+        await put_back_resends(self.database, [delivery for delivery, _ in prevented], after_s)
         problem = prevented[0][1].excerpt
         self.log.warning("attempts_put_back", resends=len(prevented), problem=problem, retry_in_s=after_s)
         metrics.put_back(str(reply.error) for _, reply in prevented)

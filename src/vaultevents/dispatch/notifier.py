@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 from uuid import UUID
@@ -27,6 +27,7 @@ from vaultevents.store.notices import ClaimedNotice, Kind, claim_notices, finish
 from vaultevents.store.pool import Database
 
 SLOTS: Final = 8
+"""Attempts in flight; all of them go to the same webhook."""
 
 ADVICE: Final[dict[Kind, str]] = {
     "webhook_failing": "tell its owner: it is switched off at twice this time",
@@ -45,15 +46,6 @@ class OperatorWebhook:
     secret: Secret
 
 
-@dataclass(frozen=True, slots=True)
-class NoticeOptions(DispatchOptions):
-    """Slots of notices: all of them go to the same webhook."""
-
-    concurrency: int = SLOTS
-    per_webhook: int = SLOTS
-    per_webhook_max: int = SLOTS
-
-
 class NoticeLane(Lane):
     """Notices for the operator, on the schedule of deliveries; without a webhook the log line is all there is."""
 
@@ -61,9 +53,10 @@ class NoticeLane(Lane):
     waits = "notices_wait"
 
     def __init__(
-        self, database: Database, webhook: OperatorWebhook | None, options: NoticeOptions, rng: random.Random
+        self, database: Database, webhook: OperatorWebhook | None, options: DispatchOptions, rng: random.Random
     ) -> None:
-        super().__init__(database, options)
+        options = replace(options, concurrency=SLOTS, per_webhook=SLOTS, per_webhook_max=SLOTS)
+        super().__init__(database, options, self._headers)
         self._webhook = webhook
         self._rng = rng
 
@@ -98,7 +91,7 @@ class NoticeLane(Lane):
     async def maintain(self) -> None:
         await forget(self.database)
 
-    def headers(self, delivery: Delivery, at: datetime) -> Mapping[str, str]:
+    def _headers(self, delivery: Delivery, at: datetime) -> Mapping[str, str]:
         return delivery_headers(
             secret_texts=[] if self._webhook is None else [self._webhook.secret.reveal()],
             webhook_id=delivery.event_id,
@@ -130,12 +123,9 @@ class NoticeLane(Lane):
             )
         return held
 
-    async def put_back(self, deliveries: Sequence[Delivery], after_s: float) -> None:
-        for delivery in deliveries:
+    async def put_back(self, prevented: Sequence[tuple[Delivery, Reply]], after_s: float) -> None:
+        for delivery, reply in prevented:
             await postpone(self.database, UUID(delivery.event_id), delivery.lease, after_s, attempted=False)
-
-    def report_put_back(self, prevented: Sequence[tuple[Delivery, Reply]], after_s: float) -> None:
-        for _, reply in prevented:
             self.log.warning("notice_waits", error=reply.error, problem=reply.excerpt, retry_in_s=after_s)
 
 
