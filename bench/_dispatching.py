@@ -16,7 +16,8 @@ from _delivery import KEY, PlainGuard
 from vaultevents.cli.console import stop_at_end_of
 from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.daemon import collect_less
-from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
+from vaultevents.dispatch.attempts import Dispatcher
+from vaultevents.dispatch.lanes import DeliveryLane, DispatchOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
@@ -37,7 +38,8 @@ async def dispatch(facts: dict[str, Any]) -> None:
     async with Sender(guard, ca_file=ca_file) as sender:
         collect_less()
         print("ready", flush=True)
-        await Dispatcher(database, sender, Signer({KEY.id: KEY}), clock, options, random.Random(1)).run(stop)
+        lane = DeliveryLane(database, Signer({KEY.id: KEY}), options, random.Random(1))
+        await Dispatcher(lane, sender, clock).run(stop)
     await database.close()
 
 

@@ -24,7 +24,7 @@ from _delivery import BODY, World, add_deliveries, add_webhooks, world
 from _machine import cpu_s
 from _result import tell
 
-from vaultevents.store.deliveries import Delivery, Settlement, claim, settle
+from vaultevents.store.deliveries import ClaimRequest, Delivery, Settlement, claim, settle
 from vaultevents.store.pool import Database, open_database
 
 WEBHOOKS = 100
@@ -81,7 +81,7 @@ async def _round(database: Database, webhook_ids: list[str]) -> dict[str, float]
     spent = dict.fromkeys(STEPS, 0.0)
     for _ in range(BATCHES):
         cpu, begin = cpu_s(backend), time.perf_counter()
-        claimed = await claim(database, BATCH, uuid4(), 60.0, BATCH)
+        claimed = await claim(database, ClaimRequest(BATCH, uuid4(), 60.0, BATCH))
         between, middle = cpu_s(backend), time.perf_counter()
         settled = await settle(database, [_settlement(one) for one in claimed.deliveries])
         end = time.perf_counter()

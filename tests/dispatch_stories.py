@@ -16,7 +16,8 @@ from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.streaks import Parking
 from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.devnet.receivers import Behaviour, Hook, Receivers
-from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
+from vaultevents.dispatch.attempts import Dispatcher
+from vaultevents.dispatch.lanes import DeliveryLane, DispatchOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
@@ -42,9 +43,8 @@ async def dispatching(
     settings = DispatchOptions(**{"schedule_s": QUICK_S, "per_webhook": 1000, "parking": NEVER, **options})
     async with Sender(Guard(LOOPBACK), ca_file=ca_path, total_timeout_s=total_timeout_s) as sender:
         clock = ServiceClock(await database.now())
-        running = Dispatcher(
-            database, sender, Signer({KEY.id: KEY}, plain_header), clock, settings, random.Random(seed)
-        )
+        lane = DeliveryLane(database, Signer({KEY.id: KEY}, plain_header), settings, random.Random(seed))
+        running = Dispatcher(lane, sender, clock)
         stop = asyncio.Event()
         task = asyncio.create_task(running.run(stop))
         try:

@@ -25,7 +25,8 @@ from vaultevents.core.signing import new_secret
 from vaultevents.core.streaks import Parking
 from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.devnet.receivers import Received, Receivers
-from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
+from vaultevents.dispatch.attempts import Dispatcher
+from vaultevents.dispatch.lanes import DeliveryLane, DispatchOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
@@ -71,7 +72,8 @@ async def delivering(
     )
     async with Sender(Guard(rules), ca_file=receivers.ca_path, total_timeout_s=5.0) as sender:
         clock, known = ServiceClock(await database.now()), {key.id: key for key in keys}
-        running = Dispatcher(database, sender, Signer(known, plain_header), clock, options, random.Random(1))
+        lane = DeliveryLane(database, Signer(known, plain_header), options, random.Random(1))
+        running = Dispatcher(lane, sender, clock)
         stop = asyncio.Event()
         task = asyncio.create_task(running.run(stop))
         try:

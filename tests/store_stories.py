@@ -21,12 +21,21 @@ from vaultevents.core.signing import new_secret
 from vaultevents.core.units import Address, Hash32, Wei
 from vaultevents.core.webhooks import Webhook
 from vaultevents.store import accounts, cursors, webhooks
-from vaultevents.store.deliveries import Claim, Delivery, Scarce, Settlement, claim, count_by_state, end_leases
+from vaultevents.store.deliveries import (
+    Claim,
+    ClaimRequest,
+    Delivery,
+    Scarce,
+    Settlement,
+    claim,
+)
 from vaultevents.store.embedded import ServerAddress
 from vaultevents.store.flag_changes import carry_out
+from vaultevents.store.leases import end_leases
 from vaultevents.store.ledger import audit
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 from vaultevents.store.pool import Connection, Database, open_database
+from vaultevents.store.status import count_by_state
 
 KEY = MasterKey(bytes(range(32)))
 LEASE_S = 60.0
@@ -157,7 +166,7 @@ async def take(
     """What a dispatcher would get that looks now, once pending deliveries follow the flags of their webhooks."""
     await carry_out(database)
     await end_leases(database)
-    return await claim(database, limit, uuid4(), LEASE_S, per_webhook, after, scarce)
+    return await claim(database, ClaimRequest(limit, uuid4(), LEASE_S, per_webhook, after, scarce))
 
 
 def settlement(

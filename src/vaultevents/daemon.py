@@ -27,9 +27,9 @@ from vaultevents.core.errors import ConfigError, DatabaseUnavailable, SourceUnav
 from vaultevents.core.sealing import Secret
 from vaultevents.core.streaks import Parking
 from vaultevents.core.tokens import TokenRules
-from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
-from vaultevents.dispatch.notifier import Notifier, OperatorWebhook
-from vaultevents.dispatch.resender import Resender, ResendOptions
+from vaultevents.dispatch.attempts import Dispatcher
+from vaultevents.dispatch.lanes import DeliveryLane, DispatchOptions, ResendLane, ResendOptions
+from vaultevents.dispatch.notifier import NoticeLane, OperatorWebhook
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
@@ -190,10 +190,11 @@ async def _dispatch(
         drain_s=options.drain_s,
     )
     async with _sender(settings) as sender, asyncio.TaskGroup() as group:
-        rng = random.SystemRandom()
         signer = Signer({key.id: key for key in store.key.known}, delivery.plain_signature_header)
-        group.create_task(Resender(store.database, sender, signer, clock, resending).run(stop))
-        await Dispatcher(store.database, sender, signer, clock, options, rng).run(stop)
+        resends = ResendLane(store.database, signer, resending)
+        group.create_task(Dispatcher(resends, sender, clock).run(stop))
+        deliveries = DeliveryLane(store.database, signer, options, random.SystemRandom())
+        await Dispatcher(deliveries, sender, clock).run(stop)
 
 
 def collect_less() -> None:
@@ -212,10 +213,10 @@ async def _tell(
     """Notices for the operator, over connections of their own."""
     delivery = settings.delivery
     webhook = None if operator is None else OperatorWebhook(*operator)
+    options = DispatchOptions(delivery.schedule, lease_s=delivery.lease_s, drain_s=delivery.timeout_s + 5)
+    notices = NoticeLane(store.database, webhook, options, random.SystemRandom())
     async with _sender(settings) as sender:
-        rng = random.SystemRandom()
-        notifier = Notifier(store.database, sender, clock, webhook, delivery.schedule, rng, lease_s=delivery.lease_s)
-        await notifier.run(stop)
+        await Dispatcher(notices, sender, clock).run(stop)
 
 
 def _sender(settings: Settings) -> Sender:

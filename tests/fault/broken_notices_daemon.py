@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
-from uuid import uuid4
+from collections.abc import Mapping
+from datetime import datetime
+from uuid import UUID, uuid4
+
+from msgspec.structs import replace
 
 from vaultevents.cli import main
-from vaultevents.dispatch.notifier import Notifier, OperatorWebhook
-from vaultevents.store.notices import ClaimedNotice, finish
+from vaultevents.dispatch.notifier import NoticeLane
+from vaultevents.store.deliveries import Claim, ClaimRequest, Delivery
+from vaultevents.store.notices import finish
 
-post = Notifier._post
-
-
-async def finish_first(self: Notifier, webhook: OperatorWebhook, notice: ClaimedNotice) -> None:
-    await finish(self._database, notice, sent=True)
-    await post(self, webhook, notice)
+claim, headers = NoticeLane.claim, NoticeLane._headers
 
 
-async def post_renamed(self: Notifier, webhook: OperatorWebhook, notice: ClaimedNotice) -> None:
-    await post(self, webhook, replace(notice, id=uuid4()))
-    await finish(self._database, notice, sent=True)
+async def finish_first(self: NoticeLane, request: ClaimRequest) -> Claim:
+    claimed = await claim(self, request)
+    for delivery in claimed.deliveries:
+        await finish(self.database, UUID(delivery.event_id), delivery.lease, sent=True)
+    return claimed
 
 
-BROKEN = {"finishes-first": finish_first, "renames": post_renamed}
+def post_renamed(self: NoticeLane, delivery: Delivery, at: datetime) -> Mapping[str, str]:
+    return headers(self, replace(delivery, event_id=str(uuid4())), at)
+
+
+BROKEN = {"finishes-first": ("claim", finish_first), "renames": ("_headers", post_renamed)}
 
 if __name__ == "__main__":
-    Notifier._post = BROKEN[sys.argv.pop(1)]  # type: ignore[method-assign]
+    setattr(NoticeLane, *BROKEN[sys.argv.pop(1)])
     main()

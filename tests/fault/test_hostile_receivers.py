@@ -29,13 +29,14 @@ from vaultevents.core.streaks import Parking
 from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.devnet.hostile import ANSWERS, BAD_TLS, CANARY, OK, Answer, Hostile, HostileReceivers, saying, status
 from vaultevents.devnet.receivers import Receivers
-from vaultevents.dispatch import dispatcher
-from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
+from vaultevents.dispatch.attempts import Dispatcher
+from vaultevents.dispatch.lanes import DeliveryLane, DispatchOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
+from vaultevents.store import deliveries
 from vaultevents.store.clock import ServiceClock
-from vaultevents.store.deliveries import Claim, Settled, Settlement, settle_and_claim
+from vaultevents.store.deliveries import Claim, ClaimRequest, Settled, Settlement, settle_and_claim
 from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
 from vaultevents.store.pool import Database, open_database
 
@@ -204,7 +205,8 @@ def hints(now: datetime) -> dict[str, tuple[list[str], set[int]]]:
 async def running(database: Database, receivers: HostileReceivers, options: DispatchOptions) -> AsyncIterator[None]:
     async with sender(receivers) as sending:
         clock = ServiceClock(await database.now())
-        sends = Dispatcher(database, sending, Signer({KEY.id: KEY}), clock, options, random.Random(1))
+        lane = DeliveryLane(database, Signer({KEY.id: KEY}), options, random.Random(1))
+        sends = Dispatcher(lane, sending, clock)
         stop = asyncio.Event()
         task = asyncio.create_task(sends.run(stop))
         try:
@@ -343,24 +345,26 @@ async def test_what_receivers_answered_while_the_database_was_away_is_kept(
 SettleAndClaim = Callable[..., Awaitable[tuple[Settled | None, Claim]]]
 
 
-async def forgets(database: Database, accepted: list[Settlement], *claiming: Any) -> tuple[Settled | None, Claim]:
+async def forgets(
+    database: Database, accepted: list[Settlement], request: ClaimRequest
+) -> tuple[Settled | None, Claim]:
     """As if what could not be stored had been."""
     try:
-        return await settle_and_claim(database, accepted, *claiming)
+        return await settle_and_claim(database, accepted, request)
     except DatabaseUnavailable:
-        return Settled(len(accepted)), Claim((), None, "")
+        return Settled(len(accepted)), Claim()
 
 
 async def takes_for_lost(
-    database: Database, accepted: list[Settlement], *claiming: Any
+    database: Database, accepted: list[Settlement], request: ClaimRequest
 ) -> tuple[Settled | None, Claim]:
     """As if nobody knew what the receiver had answered."""
     try:
-        return await settle_and_claim(database, accepted, *claiming)
+        return await settle_and_claim(database, accepted, request)
     except DatabaseUnavailable:
         unknown = {"state": "scheduled", "status": None, "error": "timeout"}
         accepted[:] = [msgspec.structs.replace(one, **unknown) for one in accepted]
-        return None, Claim((), None, "")
+        return None, Claim()
 
 
 @pytest.mark.parametrize(
@@ -374,6 +378,6 @@ async def test_answers_that_do_not_outlast_the_trouble_are_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Negative control of the stories above."""
-    monkeypatch.setattr(dispatcher, "settle_and_claim", broken)
+    monkeypatch.setattr(deliveries, "settle_and_claim", broken)
     with pytest.raises(AssertionError, match="posted again"):
         await outlast(trouble, own_server, tmp_path)

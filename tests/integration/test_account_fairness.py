@@ -23,7 +23,8 @@ from vaultevents.core.streaks import Parking
 from vaultevents.devnet.certificates import issue
 from vaultevents.devnet.loopback import LoopbackServer
 from vaultevents.devnet.receivers import Hang, Receivers, Reply, always, per_event
-from vaultevents.dispatch.resender import Resender, ResendOptions
+from vaultevents.dispatch.attempts import Dispatcher
+from vaultevents.dispatch.lanes import ResendLane, ResendOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
@@ -52,7 +53,7 @@ async def resending(database: Database, ca_path: Path) -> AsyncIterator[None]:
     """A running resender, which waits for nothing when it is stopped."""
     async with Sender(Guard(LOOPBACK), ca_file=ca_path, total_timeout_s=30) as sender:
         clock = ServiceClock(await database.now())
-        running = Resender(database, sender, Signer({KEY.id: KEY}), clock, ResendOptions(drain_s=0.1))
+        running = Dispatcher(ResendLane(database, Signer({KEY.id: KEY}), ResendOptions(drain_s=0.1)), sender, clock)
         stop = asyncio.Event()
         task = asyncio.create_task(running.run(stop))
         try:
@@ -124,8 +125,10 @@ async def test_a_tenant_that_recovers_thousands_to_slow_webhooks_delays_no_test_
     await add_slow_webhooks(database, slow.url, 20)
     await change(
         database,
-        "insert into resends (webhook_id, event_id, body) select 'slow-' || n % 20, 'again-' || n, '{}'"
-        " from generate_series(1, $1::integer) n",
+        "with asked as (insert into resends (webhook_id, event_id, body)"
+        " select 'slow-' || n % 20, 'again-' || n, '{}' from generate_series(1, $1::integer) n"
+        " returning id, webhook_id, requested_at)"
+        " insert into queue (webhook_id, resend_id, due_at) select webhook_id, id, requested_at from asked",
         RESENDS,
     )
     good = await subscribe(database, receivers, "good")

@@ -18,7 +18,8 @@ from patience import PATIENCE_S
 from store_stories import KEY, assert_ledger, commit, funding, live_at, rows, settlement, take, values
 from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.devnet.receivers import Hook, Receivers, Reply, always, in_turn
-from vaultevents.dispatch.resender import Resender, ResendOptions
+from vaultevents.dispatch.attempts import Dispatcher
+from vaultevents.dispatch.lanes import ResendLane, ResendOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
@@ -88,7 +89,7 @@ async def shop(database: Database, tmp_path: Path) -> AsyncIterator[Shop]:
 async def resending(database: Database, ca_path: Path) -> AsyncIterator[None]:
     async with Sender(Guard(LOOPBACK), ca_file=ca_path, total_timeout_s=5) as sender:
         clock = ServiceClock(await database.now())
-        running = Resender(database, sender, Signer({KEY.id: KEY}), clock, ResendOptions())
+        running = Dispatcher(ResendLane(database, Signer({KEY.id: KEY}), ResendOptions()), sender, clock)
         stop = asyncio.Event()
         task = asyncio.create_task(running.run(stop))
         try:

@@ -30,9 +30,10 @@ from store_stories import (
 )
 from vaultevents.core.sealing import SealBroken, Secret, open_sealed, seal
 from vaultevents.store import deliveries, status
-from vaultevents.store.deliveries import Delivery, counts, next_due_s, settle
+from vaultevents.store.deliveries import Delivery, next_due_s, settle
 from vaultevents.store.pool import Database
 from vaultevents.store.rotation import sealed_key_ids
+from vaultevents.store.status import count_by_state
 from vaultevents.store.webhooks import delete_webhook, list_webhooks
 
 pytestmark = pytest.mark.integration
@@ -184,7 +185,9 @@ async def test_who_lost_the_lease_changes_nothing(any_database: Database) -> Non
 
 async def test_without_the_lease_guard_it_would(database: Database) -> None:
     """Negative control of the test above."""
-    (guarded,) = await values(database, "select pg_get_functiondef('settle_deliveries'::regproc)")
+    (guarded,) = await values(
+        database, "select pg_get_functiondef('settle_deliveries(settlement[], boolean)'::regprocedure)"
+    )
     unguarded = guarded.replace("case when settled <@ delivery_ids then settled", "case when true then settled")
     unguarded = unguarded.replace(" and l.token = n.token", "")
     assert unguarded != guarded
@@ -223,7 +226,8 @@ async def test_the_states_that_attempts_lead_to(any_database: Database) -> None:
         (4, "scheduled", 0, four.lease, False),
     ]
     assert await due_in_s(any_database) == [300, 0]
-    assert await counts(any_database) == {"delivered": 1, "scheduled": 2, "exhausted": 1}
+    async with any_database.statement() as connection:
+        assert await count_by_state(connection) == {"delivered": 1, "scheduled": 2, "exhausted": 1}
     assert (await settle(any_database, [])).held == 0
     await assert_ledger(any_database)
 

@@ -46,9 +46,9 @@ from vaultevents.devnet.receivers import (
     redirect,
     retry_after,
 )
-from vaultevents.dispatch import dispatcher
-from vaultevents.store import outbox
-from vaultevents.store.deliveries import Claim, claim
+from vaultevents.dispatch import attempts
+from vaultevents.store import deliveries, outbox
+from vaultevents.store.deliveries import Claim, ClaimRequest, claim
 from vaultevents.store.embedded import ServerAddress
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
@@ -267,7 +267,7 @@ async def test_two_turns_at_a_time_claim_no_more_than_one(
     any_database: Database, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One claims what there is room for; beside it another one settles many and claims, too."""
-    monkeypatch.setattr(dispatcher, "PLENTY", 20)
+    monkeypatch.setattr(attempts, "FLUSH_AT", 20)
     box = await pass_through(any_database, gate, 60)
     async with dispatching(any_database, gate.ca_path, concurrency=100):
         await gate.arrivals(60)
@@ -454,8 +454,8 @@ async def test_work_that_a_dead_process_held_is_done_when_its_lease_ends(
     box = await simple_world(any_database)
     hook = await subscribe(any_database, receivers, "hook")
     await commit(box, *(funding(number) for number in range(2_000)))
-    await claim(any_database, 1_999, UUID(int=1), 3600, per_webhook=5_000)
-    await claim(any_database, 1, UUID(int=2), 0.5, per_webhook=5_000)
+    await claim(any_database, ClaimRequest(1_999, UUID(int=1), 3600, per_webhook=5_000))
+    await claim(any_database, ClaimRequest(1, UUID(int=2), 0.5, per_webhook=5_000))
     async with dispatching(any_database, receivers.ca_path, poll_s=30, per_webhook=5_000):
         await hook.arrivals(1, timeout_s=1.5)
         await until(any_database, {"delivered": 1, "scheduled": 1_999})
@@ -466,17 +466,17 @@ async def test_delivered_before_it_was_sent_would_be_seen(
 ) -> None:
     """Negative control: the ledger tells a delivery that nobody received."""
 
-    async def hasty(database: Database, limit: int, lease: UUID, lease_s: float, *others: Any) -> Claim:
-        claimed = await claim(database, limit, lease, lease_s, *others)
+    async def hasty(database: Database, request: ClaimRequest) -> Claim:
+        claimed = await claim(database, request)
         async with database.transaction() as connection:
             await connection.execute(
                 "update deliveries set state = 'delivered', finished_at = db_now()"
                 " where id in (select unnest(delivery_ids) from leases where token = $1)",
-                lease,
+                request.lease,
             )
         return claimed
 
-    monkeypatch.setattr(dispatcher, "claim", hasty)
+    monkeypatch.setattr(deliveries, "claim", hasty)
     box = await simple_world(any_database)
     hook = await subscribe(any_database, receivers, "hook", always(Reply(500)))
     with pytest.raises(AssertionError, match="delivered without a 2xx"):

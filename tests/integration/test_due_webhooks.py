@@ -32,16 +32,16 @@ from store_stories import (
 from vaultevents.core.streaks import Parking
 from vaultevents.store.deliveries import (
     NO_LIMITS,
+    ClaimRequest,
     Delivery,
     Limits,
     Scarce,
     claim,
-    end_leases,
-    mark_queued,
     next_due_s,
     settle,
     settle_and_claim,
 )
+from vaultevents.store.leases import end_leases, mark_queued
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Connection, Database
 
@@ -172,7 +172,7 @@ async def test_webhooks_with_slots_of_their_own_have_these_and_closed_accounts_g
     first: list[Delivery] = []
 
     async def shares(limits: Limits) -> Counter[str]:
-        found = await claim(any_database, 500, uuid4(), LEASE_S, 10, "", None, limits)
+        found = await claim(any_database, ClaimRequest(500, uuid4(), LEASE_S, limits=limits))
         first.extend(found.deliveries)
         assert {one.target.account_id for one in found.deliveries if one.webhook_id == other.id} <= {"umbra"}
         return Counter(one.webhook_id for one in found.deliveries)
@@ -205,7 +205,8 @@ class Model:
         scarce = Scarce(1, tuple(self.rng.sample(ids, 2))) if self.rng.random() < 0.3 else None
         limits = Limits({self.rng.choice(ids): 5}, ("acme",) if self.rng.random() < 0.2 else ())
         wanted = self.rng.randint(1, 12)
-        found = await claim(self.database, wanted, uuid4(), LEASE_S, PER_WEBHOOK, self.after, scarce, limits)
+        request = ClaimRequest(wanted, uuid4(), LEASE_S, PER_WEBHOOK, self.after, scarce, limits)
+        found = await claim(self.database, request)
         assert len(found.deliveries) <= wanted
         self.after = found.last
         self.held += found.deliveries
@@ -216,7 +217,8 @@ class Model:
             return
         accepted = [settlement(delivery) for delivery in batch]
         wanted = self.rng.choice((0, 1, 100))
-        settled, found = await settle_and_claim(self.database, accepted, wanted, uuid4(), LEASE_S, PER_WEBHOOK)
+        request = ClaimRequest(wanted, uuid4(), LEASE_S, PER_WEBHOOK)
+        settled, found = await settle_and_claim(self.database, accepted, request)
         if settled is None:
             await settle(self.database, accepted, PARKING)
         self.held += found.deliveries
@@ -247,7 +249,7 @@ class Model:
         )
 
     async def look(self) -> None:
-        found = await claim(self.database, 1000, uuid4(), LEASE_S, PER_WEBHOOK)
+        found = await claim(self.database, ClaimRequest(1000, uuid4(), LEASE_S, PER_WEBHOOK))
         self.held += found.deliveries
         assert await values(self.database, CLAIMABLE, PER_WEBHOOK) == []
         leased = await values(self.database, "select unnest(delivery_ids) from leases")
@@ -270,7 +272,7 @@ class Model:
             self.clock_s += LEASE_S + 50
             await shift_clock(self.database, self.clock_s)
             await end_leases(self.database)
-            found = await claim(self.database, 1000, uuid4(), LEASE_S, PER_WEBHOOK)
+            found = await claim(self.database, ClaimRequest(1000, uuid4(), LEASE_S, PER_WEBHOOK))
             await settle(self.database, [settlement(delivery) for delivery in found.deliveries], PARKING)
             if await values(self.database, "select 1 from queue limit 1") == []:
                 return
@@ -304,11 +306,11 @@ async def test_claims_settles_and_commits_at_once_lose_and_double_nothing(databa
         while more or await values(database, "select 1 from queue limit 1"):
             batch = [settlement(delivery) for delivery in accepted]
             if batch:
-                settled, found = await settle_and_claim(database, batch, 5, uuid4(), LEASE_S, 1)
+                settled, found = await settle_and_claim(database, batch, ClaimRequest(5, uuid4(), LEASE_S, 1))
                 assert settled is not None
                 assert settled.held == len(batch)
             else:
-                found = await claim(database, 5, uuid4(), LEASE_S, 1)
+                found = await claim(database, ClaimRequest(5, uuid4(), LEASE_S, 1))
             accepted = list(found.deliveries)
             most = await values(database, "select max(number) from (" + IN_FLIGHT + ") f")
             assert most[0] is None or most[0] <= 1

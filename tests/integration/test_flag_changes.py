@@ -31,7 +31,7 @@ from store_stories import (
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.store import flag_changes, gauges, history, status
 from vaultevents.store.cursors import lock_registry
-from vaultevents.store.deliveries import Delivery, claim, settle
+from vaultevents.store.deliveries import ClaimRequest, Delivery, claim, settle
 from vaultevents.store.embedded import ServerAddress
 from vaultevents.store.flag_changes import advance, carry_out, follow_flags
 from vaultevents.store.pool import Database
@@ -56,7 +56,7 @@ async def delete(database: Database, webhook_id: str) -> None:
 
 
 async def claimed(database: Database) -> tuple[Delivery, ...]:
-    return (await claim(database, 100, uuid4(), 60.0, 1000)).deliveries
+    return (await claim(database, ClaimRequest(100, uuid4(), 60.0, 1000))).deliveries
 
 
 async def stored(database: Database) -> dict[str, int]:

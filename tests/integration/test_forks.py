@@ -31,9 +31,10 @@ from store_stories import (
     webhook,
 )
 from vaultevents.core.events import Observation, encode
-from vaultevents.store import cursors, deliveries, feed, forks, gauges, resends, status, webhooks
-from vaultevents.store.deliveries import Delivery, settle
+from vaultevents.store import cursors, deliveries, feed, forks, gauges, leases, resends, status, webhooks
+from vaultevents.store.deliveries import ClaimRequest, Delivery, settle
 from vaultevents.store.forks import NearBlocks, Rewind
+from vaultevents.store.leases import end_leases
 from vaultevents.store.outbox import Committed, Lost, Outbox
 from vaultevents.store.pool import Connection, Database
 
@@ -189,7 +190,7 @@ async def test_an_attempt_that_nobody_settled_may_be_out(any_database: Database)
     outbox, _ = await near_world(any_database)
     lost = await due(any_database)
     await shift_clock(any_database, LEASE_S + 1)
-    assert await deliveries.end_leases(any_database) == 1
+    assert await leases.end_leases(any_database) == 1
     await back_to(outbox, 1)
     await seen(outbox, 3, funding(0, block=3), branch="b")
     assert (await due(any_database)).body == lost.body
@@ -213,9 +214,8 @@ Settling = Callable[[Connection], Awaitable[Any]]
 
 
 def settling(delivery: Delivery, state: Any, status: int) -> Settling:
-    one = [settlement(delivery, state, status, after_s=60.0)]
-    arguments = (*deliveries._leased(one), *deliveries._results(one))
-    return lambda connection: connection.fetchval(deliveries._SETTLE, *arguments)
+    settled = deliveries.as_rows([settlement(delivery, state, status, after_s=60.0)])
+    return lambda connection: connection.fetchval("select settle_deliveries($1, false)", settled)
 
 
 @pytest.mark.parametrize(("state", "status"), [("delivered", 200), ("scheduled", 500)])
@@ -295,11 +295,12 @@ async def test_a_resend_under_way_keeps_the_bytes(any_database: Database) -> Non
     (event_id,) = await deliveries_of(any_database, made.id)
     async with any_database.transaction() as connection:
         await resends.request_resend(connection, "acme", made.id, event_id)
-    (resend,) = await resends.claim_resends(any_database, 10, uuid4(), LEASE_S, 10)
+    (resend,) = (await resends.claim_resends(any_database, ClaimRequest(10, uuid4(), LEASE_S))).deliveries
     await back_to(outbox, 1)
     await shift_clock(any_database, LEASE_S + 1)
-    assert await resends.claim_resends(any_database, 10, uuid4(), LEASE_S, 10) == ()
+    assert await end_leases(any_database) == 1
+    assert (await resends.claim_resends(any_database, ClaimRequest(10, uuid4(), LEASE_S))).deliveries == ()
     await seen(outbox, 3, funding(0, block=3), branch="b")
     assert await only_body(any_database) == resend.body
-    (again,) = await resends.claim_resends(any_database, 10, uuid4(), LEASE_S, 10)
+    (again,) = (await resends.claim_resends(any_database, ClaimRequest(10, uuid4(), LEASE_S))).deliveries
     assert again.body == resend.body

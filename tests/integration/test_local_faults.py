@@ -24,16 +24,16 @@ from store_stories import KEY, change, commit, funding, rows, simple_world, some
 from vaultevents.core.errors import LocalFault
 from vaultevents.devnet.certificates import Authority
 from vaultevents.devnet.receivers import Receivers
-from vaultevents.dispatch import dispatcher, resender
-from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
-from vaultevents.dispatch.resender import Resender, ResendOptions
+from vaultevents.dispatch import attempts
+from vaultevents.dispatch.attempts import Dispatcher
+from vaultevents.dispatch.lanes import DeliveryLane, DispatchOptions, ResendLane, ResendOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard, is_own_address
 from vaultevents.resolver import SystemLookup
 from vaultevents.store import resends
 from vaultevents.store.clock import ServiceClock
-from vaultevents.store.deliveries import put_back
+from vaultevents.store.leases import put_back
 from vaultevents.store.notices import Notice, claim_notices, postpone, record
 from vaultevents.store.pool import Database
 
@@ -136,9 +136,9 @@ async def working(database: Database, receivers: Receivers, guard: Guard) -> Asy
     stop = asyncio.Event()
     async with Sender(guard, ca_file=receivers.ca_path) as sending, asyncio.TaskGroup() as group:
         clock, signer = ServiceClock(await database.now()), Signer({KEY.id: KEY})
-        options = DispatchOptions(parking=NEVER)
-        group.create_task(Dispatcher(database, sending, signer, clock, options, random.Random(1)).run(stop))
-        group.create_task(Resender(database, sending, signer, clock, ResendOptions()).run(stop))
+        deliveries = DeliveryLane(database, signer, DispatchOptions(parking=NEVER), random.Random(1))
+        group.create_task(Dispatcher(deliveries, sending, clock).run(stop))
+        group.create_task(Dispatcher(ResendLane(database, signer, ResendOptions()), sending, clock).run(stop))
         try:
             yield
         finally:
@@ -148,8 +148,7 @@ async def working(database: Database, receivers: Receivers, guard: Guard) -> Asy
 async def test_a_fault_of_this_host_costs_no_attempt_and_no_health(
     database: Database, receivers: Receivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatcher, "PUT_BACK_S", 0.1)
-    monkeypatch.setattr(resender, "PUT_BACK_S", 0.1)
+    monkeypatch.setattr(attempts, "PUT_BACK_S", 0.1)
     box = await simple_world(database)
     hook = await subscribe(database, receivers, "good")
     guard = Repairable(LOOPBACK)
@@ -198,6 +197,6 @@ async def test_a_prevented_notice_keeps_its_number(database: Database) -> None:
     async with database.transaction() as connection:
         await record(connection, [Notice("webhook_failing", made.id)])
     (notice,) = await claim_notices(database, 1, uuid4(), 60)
-    await postpone(database, notice, 0.0, attempted=False)
+    assert await postpone(database, notice.id, notice.lease, 0.0, attempted=False)
     (again,) = await claim_notices(database, 1, uuid4(), 60)
     assert again.attempt == notice.attempt == 1

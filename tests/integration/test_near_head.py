@@ -23,7 +23,7 @@ from vaultevents.core.units import hex_text
 from vaultevents.devnet.chain import At, Lag
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.world import World
-from vaultevents.store.deliveries import claim, settle
+from vaultevents.store.deliveries import ClaimRequest, claim, settle
 from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.store.pool import Database
 from vaultevents.watch.logs import LogsSource
@@ -113,7 +113,7 @@ class ByNumber(LogsSource):
 
 async def attempt_some(database: Database) -> dict[tuple[str, str], bytes]:
     """One attempt succeeds, one fails, and one is under way for good; by webhook and event what was sent."""
-    taken = (await claim(database, 3, uuid4(), LEASE_S)).deliveries
+    taken = (await claim(database, ClaimRequest(3, uuid4(), LEASE_S))).deliveries
     await settle(database, [settlement(one) for one in taken[:1]])
     await settle(database, [settlement(one, "scheduled", 500, after_s=0.0) for one in taken[1:2]])
     return {(one.webhook_id, one.event_id): one.body for one in taken}
@@ -319,7 +319,7 @@ async def test_a_replay_counts_what_was_first_seen_near_the_head_apart(database:
     async with reading(ExecutionServer(made.chain), options=OPTIONS, head="latest-0") as source:
         await backfilled(source, outbox)
         await follow(source, outbox)
-        await claim(database, 500, uuid4(), LEASE_S, per_webhook=500)
+        await claim(database, ClaimRequest(500, uuid4(), LEASE_S, per_webhook=500))
         turns.reorg(6, 8)
         await follow(source, outbox)
         assert await source.head() == made.chain.finalized_number

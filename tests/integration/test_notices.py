@@ -58,8 +58,8 @@ async def test_a_notice_is_claimed_by_one_and_comes_back_when_its_lease_ends(dat
     await shift_clock(database, 61)
     (again,) = await claim_notices(database, 10, uuid4(), 60)
     assert (again.id, again.attempt) == (dead.id, 2)
-    await finish(database, dead, sent=True)  # too late: the lease is another's
-    await postpone(database, again, 0)
+    assert not await finish(database, dead.id, dead.lease, sent=True)  # too late: the lease is another's
+    assert await postpone(database, again.id, again.lease, 0)
     (third,) = await claim_notices(database, 10, uuid4(), 60)
     assert third.attempt == 3
 
@@ -70,7 +70,7 @@ async def test_what_is_finished_is_kept_for_thirty_days(database: Database) -> N
     async with database.transaction() as connection:
         await record(connection, [Notice("webhook_failing", subscription.id)])
     (notice,) = await claim_notices(database, 10, uuid4(), 60)
-    await finish(database, notice, sent=True)
+    assert await finish(database, notice.id, notice.lease, sent=True)
     await shift_clock(database, 29 * 86_400)
     await forget(database)
     assert len(await rows(database, "select id from notices")) == 1

@@ -22,7 +22,9 @@ from vaultevents.core.signing import new_secret
 from vaultevents.core.units import Address, checksum
 from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.devnet.receivers import GONE, Receivers, Reply, in_turn
-from vaultevents.dispatch.notifier import Notifier, OperatorWebhook
+from vaultevents.dispatch.attempts import Dispatcher
+from vaultevents.dispatch.lanes import DispatchOptions
+from vaultevents.dispatch.notifier import NoticeLane, OperatorWebhook
 from vaultevents.dispatch.sender import Sender
 from vaultevents.egress import Guard
 from vaultevents.opening.delivery import operator_webhook
@@ -49,9 +51,9 @@ async def notifying(database: Database, receivers: Receivers, url: str | None) -
     to = None if url is None else OperatorWebhook(url, Secret(SECRET))
     async with Sender(Guard(LOOPBACK), ca_file=receivers.ca_path) as sender:
         clock = ServiceClock(await database.now())
-        notifier = Notifier(database, sender, clock, to, (0.02, 0.05), random.Random(1), poll_s=0.02)
+        lane = NoticeLane(database, to, DispatchOptions((0.02, 0.05), poll_s=0.02), random.Random(1))
         stop = asyncio.Event()
-        task = asyncio.create_task(notifier.run(stop))
+        task = asyncio.create_task(Dispatcher(lane, sender, clock).run(stop))
         try:
             yield task
         finally:

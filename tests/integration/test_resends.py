@@ -45,15 +45,15 @@ from vaultevents.devnet.receivers import (
     per_event,
     retry_after,
 )
-from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
-from vaultevents.dispatch.resender import Resender, ResendOptions
+from vaultevents.dispatch.attempts import Dispatcher
+from vaultevents.dispatch.lanes import DeliveryLane, DispatchOptions, ResendLane, ResendOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
 from vaultevents.store import resends, webhooks
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.cursors import lock_registry
-from vaultevents.store.deliveries import settle
+from vaultevents.store.deliveries import ClaimRequest, Settlement, settle
 from vaultevents.store.flag_changes import carry_out
 from vaultevents.store.pool import Database
 
@@ -79,7 +79,7 @@ async def resending(database: Database, ca_path: Path, **options: Any) -> AsyncI
     """A running resender; at the end it is stopped, has drained, and the ledger adds up."""
     async with Sender(Guard(LOOPBACK), ca_file=ca_path, total_timeout_s=5) as sender:
         clock = ServiceClock(await database.now())
-        running = Resender(database, sender, Signer({KEY.id: KEY}), clock, ResendOptions(**options))
+        running = Dispatcher(ResendLane(database, Signer({KEY.id: KEY}), ResendOptions(**options)), sender, clock)
         stop = asyncio.Event()
         task = asyncio.create_task(running.run(stop))
         try:
@@ -308,13 +308,13 @@ async def test_a_lease_that_ended_is_attempted_again_and_the_late_result_counts_
     await commit(box, funding(1))
     event_id = await settled(database, "exhausted", 500)
     await resend(database, made, event_id)
-    (lost,) = await resends.claim_resends(database, 10, uuid4(), LEASE_S, 10)
-    assert await resends.claim_resends(database, 10, uuid4(), LEASE_S, 10) == ()
+    (lost,) = (await resends.claim_resends(database, ClaimRequest(10, uuid4(), LEASE_S))).deliveries
+    assert (await resends.claim_resends(database, ClaimRequest(10, uuid4(), LEASE_S))).deliveries == ()
     await shift_clock(database, LEASE_S + 1)
     async with resending(database, receivers.ca_path):
         await until_done(database)
     assert len(hook.ledger) == 1
-    late = resends.ResendResult(lost, await database.now(), 5, 500, None, "", None)
+    late = Settlement(lost, "exhausted", await database.now(), 5, 500, None, "", None)
     assert await resends.settle_resends(database, [late]) == 0
     assert await values(database, "select status from resends") == [200]
 
@@ -369,6 +369,7 @@ async def test_with_its_webhook_goes_what_still_waits(database: Database, receiv
     await webhooks.delete_webhook(database, "acme", made.id)
     await carry_out(database)
     assert await values(database, "select count(*)::int from resends") == [0]
+    assert await values(database, "select count(*)::int from queue") == [0]
     async with resending(database, receivers.ca_path):
         await asyncio.sleep(0.1)
     assert hook.ledger == []
@@ -412,7 +413,8 @@ async def test_resends_beside_the_dispatcher_lose_and_double_nothing(database: D
     options = DispatchOptions(schedule_s=(0.01,) * 9, per_webhook=20, parking=Parking(after=10**9))
     async with Sender(Guard(LOOPBACK), ca_file=receivers.ca_path, total_timeout_s=5) as sender:
         clock, stop = ServiceClock(await database.now()), asyncio.Event()
-        dispatching = Dispatcher(database, sender, Signer({KEY.id: KEY}), clock, options, random.Random(1))
+        lane = DeliveryLane(database, Signer({KEY.id: KEY}), options, random.Random(1))
+        dispatching = Dispatcher(lane, sender, clock)
         task = asyncio.create_task(dispatching.run(stop))
         async with resending(database, receivers.ca_path, per_webhook=20):
             for event_id in event_ids:

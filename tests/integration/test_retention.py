@@ -29,12 +29,12 @@ from store_stories import (
 from vaultevents.core.errors import InputError
 from vaultevents.core.spans import Span
 from vaultevents.store import history, resends, retention
-from vaultevents.store.deliveries import settle
+from vaultevents.store.deliveries import ClaimRequest, Settlement, settle
 from vaultevents.store.flag_changes import carry_out
 from vaultevents.store.ledger import Audit, audit
 from vaultevents.store.outbox import Lost, Outbox
 from vaultevents.store.pool import Database
-from vaultevents.store.resends import ResendResult, claim_resends, settle_resends
+from vaultevents.store.resends import claim_resends, settle_resends
 from vaultevents.store.retention import Pruned
 from vaultevents.store.webhooks import delete_webhook
 
@@ -254,9 +254,10 @@ async def resend_all(database: Database, made: Subscription) -> None:
 
 async def send(database: Database, status: int) -> int:
     """One attempt for every request that waits; how many were settled."""
-    taken = await claim_resends(database, 100, uuid4(), 60.0, 100)
+    taken = (await claim_resends(database, ClaimRequest(100, uuid4(), 60.0, 100))).deliveries
     now = await database.now()
-    return await settle_resends(database, [ResendResult(one, now, 5, status, None, "", None) for one in taken])
+    settlements = [Settlement(resend, "exhausted", now, 5, status, None, "", None) for resend in taken]
+    return await settle_resends(database, settlements)
 
 
 async def test_recover_sends_nothing_that_was_pruned_and_still_all_that_was_missed(any_database: Database) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vaultevents.dispatch.policy import SCARCE, SHARED_FROM, SlotPolicy, WebhookLimit
-from vaultevents.store.deliveries import NO_LIMITS, Target
+from vaultevents.dispatch.policy import SCARCE, SHARED_FROM, Bursts, SlotPolicy, WebhookLimit
+from vaultevents.store.deliveries import NO_LIMITS, Delivery, Target
 
 pytestmark = pytest.mark.property
 
@@ -47,7 +48,7 @@ def test_what_is_counted_is_what_is_in_flight_and_nothing_is_kept_of_the_rest(st
             getattr(policy, step)(f"w{number}", 1.0, 1.1)
         assert policy.in_flight == sum(flying.values())
         assert all(2 <= slots <= 9 and flying[int(name[1:])] for name, slots in policy.limits(0).webhooks.items())
-        assert 0 <= policy.room(0, 0) <= max(100 - policy.in_flight, 0)
+        assert 0 <= policy.room(0) <= max(100 - policy.in_flight, 0)
 
 
 def simulate(answer: Callable[[int], tuple[bool, float]], deliveries: int, most: int = 256) -> tuple[int, float, int]:
@@ -101,7 +102,7 @@ def test_some_slots_stay_free_however_many_accounts_take_all_they_get(concurrenc
         open_accounts = [f"a{number}" for number in range(accounts) if f"a{number}" not in closed]
         if not open_accounts:
             break
-        for number in range(min(policy.room(0, 0), 500)):
+        for number in range(min(policy.room(0), 500)):
             policy.begin(Target("w", "", (), open_accounts[number % len(open_accounts)]))
     free = concurrency - policy.in_flight
     assert free >= concurrency // (20 * accounts)
@@ -136,3 +137,54 @@ def test_slots_are_freed_at_once_where_few_are_left(
     for _ in range(in_flight):
         policy.begin(HOOK)
     assert policy.pressed("wh") is pressed
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(0, 300),
+    st.integers(0, 40),
+    st.integers(0, 40),
+    st.integers(1, 600),
+    st.floats(0, 9),
+)
+def test_a_claim_never_exceeds_the_slots_that_are_free(
+    concurrency: int, begun: int, ending: int, being_claimed: int, most: int, now_s: float
+) -> None:
+    policy = SlotPolicy(concurrency, 10, 256)
+    for number in range(min(begun, concurrency)):
+        policy.begin(Target(f"w{number % 7}", "", (), f"a{number % 3}"))
+    policy.being_claimed = being_claimed
+    ending = min(ending, policy.in_flight)
+    request = policy.request(ending, most, now_s, UUID(int=1), 60.0)
+    free = max(concurrency - policy.in_flight - being_claimed + ending, 0)
+    assert request.free == free
+    assert 0 <= request.limit <= min(free, most)
+    assert request.limit > 0 or free == 0
+    assert concurrency < SHARED_FROM or request.limit <= (free + 1) // 2
+    assert (request.scarce is None) is ((policy.in_flight - ending) / concurrency <= SCARCE)
+
+
+@given(st.integers(1, 9), st.lists(st.sampled_from(["claim", "answer", "late", "advance"]), max_size=200))
+def test_each_delivery_begins_once_in_order_and_no_burst_is_larger_than_its_size(size: int, steps: list[str]) -> None:
+    bursts, claimed, begun, late = Bursts(size), 0, list[int](), 0
+    for step in steps:
+        if step == "claim":
+            bursts.extend(Delivery(claimed + n, UUID(int=1), 1, "", b"", HOOK) for n in range(3))
+            claimed += 3
+        elif step == "answer" and bursts.posting:
+            assert bursts.end(bursts.number)
+        elif step == "late" and late:
+            assert not bursts.end(bursts.number - 1), "an answer to an earlier burst makes no room in this one"
+            late -= 1
+        elif step == "advance" and bursts.should_pause():
+            assert not bursts.should_pause(), "one pause at a time"
+            late += bursts.posting
+            bursts.advance()
+        while (delivery := bursts.next()) is not None:
+            begun.append(delivery.id)
+        assert 0 <= bursts.posting <= size
+        assert not bursts.waiting or bursts.posting == size
+        assert bursts.waiting == claimed - len(begun)
+    assert begun == list(range(len(begun)))
+    bursts.clear()
+    assert bursts.next() is None

@@ -1,39 +1,33 @@
-"""Tells the operator: each notice once as a line of the log, at least once to the operator's webhook if there is one.
+"""Notify the operator: each notice once as a log line, and at least once at the operator's webhook if there is one.
 
-It has connections of its own and claims by itself, so that no delivery waits for it.
+Notices are a lane of their own, with connections of their own, so that no delivery waits for them.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
-from uuid import uuid4
+from uuid import UUID
 
 import structlog
 
 from vaultevents import __version__, metrics
-from vaultevents.core.errors import DatabaseUnavailable
-from vaultevents.core.retries import Delivered, Exhausted, Gone, NotAttempted, Outcome, Retry, judge
+from vaultevents.core.retries import Verdict, judge
 from vaultevents.core.sealing import Secret
 from vaultevents.core.signing import delivery_headers
 from vaultevents.core.units import checksum
-from vaultevents.dispatch.sender import Sender
-from vaultevents.store.clock import ServiceClock
+from vaultevents.dispatch.lanes import DispatchOptions, Lane, outcome
+from vaultevents.dispatch.sender import Reply
+from vaultevents.store.deliveries import Claim, ClaimRequest, Delivery, Settled, Settlement, Target
 from vaultevents.store.notices import ClaimedNotice, Kind, claim_notices, finish, forget, postpone
 from vaultevents.store.pool import Database
 
-log = structlog.get_logger("notices")
-
-BATCH = 8
-FORGET_S = 3600.0
-RECONNECT_S = 0.5
-PUT_BACK_S = 5.0
+SLOTS: Final = 8
+"""Attempts in flight; all of them go to the same webhook."""
 
 ADVICE: Final[dict[Kind, str]] = {
     "webhook_failing": "tell its owner: it is switched off at twice this time",
@@ -52,96 +46,91 @@ class OperatorWebhook:
     secret: Secret
 
 
-class Notifier:
-    """Tells notices until it is told to stop; any number of them may run."""
+class NoticeLane(Lane):
+    """Notices for the operator, on the schedule of deliveries; without a webhook the log line is all there is."""
+
+    log = structlog.get_logger("notices")
+    waits = "notices_wait"
 
     def __init__(
-        self,
-        database: Database,
-        sender: Sender,
-        clock: ServiceClock,
-        webhook: OperatorWebhook | None,
-        schedule_s: Sequence[float],
-        rng: random.Random,
-        *,
-        lease_s: float = 60.0,
-        poll_s: float = 1.0,
+        self, database: Database, webhook: OperatorWebhook | None, options: DispatchOptions, rng: random.Random
     ) -> None:
-        self._database = database
-        self._sender = sender
-        self._clock = clock
+        options = replace(options, concurrency=SLOTS, per_webhook=SLOTS, per_webhook_max=SLOTS)
+        super().__init__(database, options, self._headers)
         self._webhook = webhook
-        self._schedule_s = schedule_s
         self._rng = rng
-        self._lease_s = lease_s
-        self._poll_s = poll_s
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Works until `stop` is set, then finishes what it has claimed; `lease_s` must exceed an attempt's deadline."""
-        loop = asyncio.get_running_loop()
-        forget_at_s = loop.time()
-        while not stop.is_set():
-            pause_s = self._poll_s
-            try:
-                if loop.time() >= forget_at_s:
-                    await forget(self._database)
-                    forget_at_s = loop.time() + FORGET_S
-                claimed = await claim_notices(self._database, BATCH, uuid4(), self._lease_s)
-                results = await asyncio.gather(*map(self._tell, claimed), return_exceptions=True)
-                if problem := next((one for one in results if isinstance(one, BaseException)), None):
-                    raise problem
-                if len(claimed) == BATCH:
-                    continue
-            except DatabaseUnavailable as error:
-                log.warning("notices_wait", problem=str(error), retry_in_s=RECONNECT_S)
-                pause_s = RECONNECT_S
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await stop.wait()
-
-    async def _tell(self, notice: ClaimedNotice) -> None:
-        if notice.attempt == 1 or self._webhook is None:  # with no URL the line is all there is, so it may come twice
-            say = log.info if notice.kind == "webhook_enabled" else log.warning
-            say(notice.kind, advice=ADVICE[notice.kind], **_facts(notice))
-            metrics.notice(notice.kind)
+    async def claim(self, request: ClaimRequest) -> Claim:
         if self._webhook is None:
-            await finish(self._database, notice, sent=False)
-        else:
-            await self._post(self._webhook, notice)
+            while await self._log_and_finish(request):
+                pass
+            return Claim()
+        claimed = await claim_notices(self.database, request.limit, request.lease, request.lease_s)
+        target = Target("operator", self._webhook.url, (), "")
+        deliveries = []
+        for notice in claimed:
+            if notice.attempt == 1:
+                self._log_notice(notice)
+            body = notice_body(notice)
+            deliveries.append(Delivery(0, notice.lease, notice.attempt, str(notice.id), body, target))
+        return Claim(tuple(deliveries))
 
-    async def _post(self, webhook: OperatorWebhook, notice: ClaimedNotice) -> None:
-        body = notice_body(notice)
-        headers = delivery_headers(
-            secret_texts=[webhook.secret.reveal()],
-            webhook_id=str(notice.id),
-            timestamp_s=int(self._clock.now().timestamp()),
-            body=body,
-            attempt_number=notice.attempt,
+    async def _log_and_finish(self, request: ClaimRequest) -> bool:
+        """Without a webhook a line is all there is, so it may be repeated. Return whether there may be more."""
+        claimed = await claim_notices(self.database, request.limit, request.lease, request.lease_s)
+        for notice in claimed:
+            self._log_notice(notice)
+            await finish(self.database, notice.id, notice.lease, sent=False)
+        return len(claimed) == request.limit
+
+    def _log_notice(self, notice: ClaimedNotice) -> None:
+        write = self.log.info if notice.kind == "webhook_enabled" else self.log.warning
+        write(notice.kind, advice=ADVICE[notice.kind], **_facts(notice))
+        metrics.notice(notice.kind)
+
+    async def maintain(self) -> None:
+        await forget(self.database)
+
+    def _headers(self, delivery: Delivery, at: datetime) -> Mapping[str, str]:
+        return delivery_headers(
+            secret_texts=[] if self._webhook is None else [self._webhook.secret.reveal()],
+            webhook_id=delivery.event_id,
+            timestamp_s=int(at.timestamp()),
+            body=delivery.body,
+            attempt_number=delivery.attempt,
             version=__version__,
         )
-        reply = await self._sender.send(webhook.url, body, headers)
-        outcome = Outcome(reply.status, reply.error, reply.retry_after)
-        match judge(outcome, notice.attempt, self._schedule_s, self._rng.random(), self._clock.now()):
-            case Delivered():
-                await finish(self._database, notice, sent=True)
-            case Retry(after_s, _):
-                await postpone(self._database, notice, after_s)
-            case NotAttempted():
-                log.warning("notice_waits", error=reply.error, problem=reply.excerpt, retry_in_s=PUT_BACK_S)
-                await postpone(self._database, notice, PUT_BACK_S, attempted=False)
-            case Exhausted() | Gone():
-                await finish(self._database, notice, sent=False)
-                log.error(
-                    "notice_not_sent",
-                    id=str(notice.id),
-                    status=reply.status,
-                    error=reply.error,
-                    advice="mend the receiver at operator.webhook_url: this notice is not posted again",
-                )
+
+    def judge(self, delivery: Delivery, reply: Reply, now: datetime) -> Verdict:
+        return judge(outcome(reply), delivery.attempt, self.options.schedule_s, self._rng.random(), now)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> Settled:
+        return Settled(sum([await self._settle(settlement) for settlement in settlements]))
+
+    async def _settle(self, settlement: Settlement) -> bool:
+        delivery = settlement.delivery
+        notice_id = UUID(delivery.event_id)
+        if settlement.state == "scheduled":
+            return await postpone(self.database, notice_id, delivery.lease, settlement.after_s)
+        held = await finish(self.database, notice_id, delivery.lease, sent=settlement.accepted)
+        if not settlement.accepted:
+            self.log.error(
+                "notice_not_sent",
+                id=delivery.event_id,
+                status=settlement.status,
+                error=settlement.error,
+                advice="correct the receiver at operator.webhook_url: this notice is not posted again",
+            )
+        return held
+
+    async def put_back(self, prevented: Sequence[tuple[Delivery, Reply]], after_s: float) -> None:
+        for delivery, reply in prevented:
+            await postpone(self.database, UUID(delivery.event_id), delivery.lease, after_s, attempted=False)
+            self.log.warning("notice_waits", error=reply.error, problem=reply.excerpt, retry_in_s=after_s)
 
 
 def notice_body(notice: ClaimedNotice) -> bytes:
-    """The JSON body of a notice: the same bytes at every attempt (docs/operations.md, Notices)."""
+    """Return the JSON body of a notice: the same bytes at every attempt (docs/operations.md, Notices)."""
     body = {"id": str(notice.id), "type": notice.kind, "created_at": _text(notice.created_at), "data": _facts(notice)}
     return json.dumps(body, separators=(",", ":")).encode()
 

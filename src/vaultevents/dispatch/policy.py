@@ -1,20 +1,22 @@
-"""Who may have how many attempts in flight: an adaptive limit for each webhook, a bounded share for each account.
+"""Fairness: how many attempts a webhook and an account may have in flight, and how many begin at once.
 
-Pure: the caller counts attempts and gives the time. A webhook starts with `per_webhook` slots. While its attempts are
-accepted promptly it gets `GROWTH` more for each as many accepted as it has slots; a failure or a slow answer halves
-them, at most once for the attempts that were under way together. As slots run short nobody has more than
-`per_webhook`, webhooks that accepted nothing of late have fewer, and an account that has `SHARE` times what is free
-gets no more.
+Pure: the caller reports attempts and the time, and gets the limits of the next claim. A webhook starts with
+`per_webhook` slots. While its attempts are accepted promptly it gets `GROWTH` more for each as many accepted as it has
+slots; a failure or a slow answer halves them, at most once for the attempts that were under way together. As slots run
+short no webhook has more than `per_webhook`, webhooks that accepted nothing of late have fewer, and an account that has
+`SHARE` times what is free gets no more.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
-from vaultevents.store.deliveries import NO_LIMITS, Limits, Scarce, Target
+from vaultevents.store.deliveries import NO_LIMITS, ClaimRequest, Delivery, Limits, Scarce, Target
 
 GROWTH: Final = 3.0
 PROMPT_S: Final = 0.5
@@ -71,6 +73,11 @@ class SlotPolicy:
         self._of_accounts: Counter[str] = Counter()
         self._proven: dict[str, float] = {}  # when each webhook last accepted something
         self.in_flight = 0
+        self.being_claimed = 0
+        """At most this many are being claimed by cycles that are under way."""
+
+        self.last_webhook = ""
+        """The webhook that the last claim ended with: the next begins after it."""
 
     def begin(self, target: Target) -> None:
         """Count an attempt that was claimed."""
@@ -119,13 +126,29 @@ class SlotPolicy:
         few = min(FEW, self._concurrency // 2)
         return self.in_flight > few or 2 * self._of_webhooks[webhook_id] >= self._per_webhook
 
-    def room(self, ending: int, being_claimed: int) -> int:
-        """Return how many to claim at most while `ending` attempts are settled and others claim `being_claimed`.
+    def request(self, ending: int, most: int, now_s: float, lease: UUID, lease_s: float) -> ClaimRequest:
+        """Return the next claim, of `most` deliveries at most, while `ending` attempts are settled with it."""
+        return ClaimRequest(
+            min(self.room(ending), most),
+            lease,
+            lease_s,
+            self._per_webhook,
+            self.last_webhook,
+            self.scarce(ending, now_s),
+            self.limits(ending),
+            self._free(ending),
+        )
+
+    def room(self, ending: int) -> int:
+        """Return how many to claim at most while `ending` attempts are settled.
 
         With many slots never more than half of those that are free, so that one claim gives no account all of them.
         """
-        free = max(self._concurrency - self.in_flight - being_claimed + ending, 0)
+        free = self._free(ending)
         return (free + 1) // 2 if self._concurrency >= SHARED_FROM else free
+
+    def _free(self, ending: int) -> int:
+        return max(self._concurrency - self.in_flight - self.being_claimed + ending, 0)
 
     def scarce(self, ending: int, now_s: float) -> Scarce | None:
         """Return the limits of unproven webhooks, or None while slots are plentiful.
@@ -158,3 +181,56 @@ class SlotPolicy:
 
     def _taken(self, ending: int) -> float:
         return (self.in_flight - ending) / self._concurrency
+
+
+class Bursts:
+    """What was claimed and has not begun: begun in bursts of `size`, the next when the last is answered or overdue."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._claimed: deque[Delivery] = deque()
+        self._pausing = False
+        self.number = 0
+        """The present burst."""
+
+        self.posting = 0
+        """The attempts of the present burst that have no answer yet."""
+
+    @property
+    def waiting(self) -> int:
+        """Return how many were claimed and have not begun."""
+        return len(self._claimed)
+
+    def extend(self, deliveries: Iterable[Delivery]) -> None:
+        """Add what was claimed."""
+        self._claimed.extend(deliveries)
+
+    def next(self) -> Delivery | None:
+        """Return the delivery to begin now, or None while this burst is full."""
+        if not self._claimed or self.posting >= self._size:
+            return None
+        self.posting += 1
+        return self._claimed.popleft()
+
+    def end(self, burst: int) -> bool:
+        """Count an answer to an attempt of a burst; return whether another may begin in its place."""
+        if burst != self.number:
+            return False
+        self.posting -= 1
+        return True
+
+    def should_pause(self) -> bool:
+        """Return whether a pause before the next burst has to begin; it lasts until `advance`."""
+        begins = bool(self._claimed) and not self._pausing
+        self._pausing = self._pausing or begins
+        return begins
+
+    def advance(self) -> None:
+        """Begin the next burst, however many attempts of the present one have no answer yet."""
+        self.number += 1
+        self.posting = 0
+        self._pausing = False
+
+    def clear(self) -> None:
+        """Forget what has not begun."""
+        self._claimed.clear()

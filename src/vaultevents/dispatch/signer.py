@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 
 from vaultevents import __version__
 from vaultevents.core.sealing import MasterKey, SealBroken, open_sealed
 from vaultevents.core.signing import delivery_headers
-from vaultevents.store.deliveries import SealedSecret
+from vaultevents.store.deliveries import Delivery, SealedSecret
 
 
 class Signer:
@@ -26,16 +26,14 @@ class Signer:
 
         self._opened = opened
 
-    def headers(
-        self, webhook_id: str, secrets: Sequence[SealedSecret], event_id: str, body: bytes, attempt: int, at: datetime
-    ) -> dict[str, str]:
-        """All headers of one attempt made at `at`. Raises `SealBroken` when a secret cannot be opened."""
+    def headers(self, delivery: Delivery, at: datetime) -> dict[str, str]:
+        """Return all headers of an attempt made at `at`. Raises `SealBroken` when a secret cannot be opened."""
         return delivery_headers(
-            secret_texts=self._opened(webhook_id, tuple(secrets)),
-            webhook_id=event_id,
+            secret_texts=self._opened(delivery.target.webhook_id, delivery.target.secrets),
+            webhook_id=delivery.event_id,
             timestamp_s=int(at.timestamp()),
-            body=body,
-            attempt_number=attempt,
+            body=delivery.body,
+            attempt_number=delivery.attempt,
             version=__version__,
             plain_header=self._plain_header,
         )

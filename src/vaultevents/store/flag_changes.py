@@ -204,10 +204,13 @@ select count(*) as number, $2::bigint as last from waiting
 _DROP_RESENDS = """
 with gone as (
     delete from resends where id in (
-        select id from resends where webhook_id = $1 and finished_at is null and (lease is null or due_at <= db_now())
-            and id > $2
-        order by id limit $3 for update skip locked
+        select r.id from queue q join resends r on r.id = q.resend_id
+        where q.webhook_id = $1 and q.resend_id > $2 and (r.lease is null
+            or not exists (select from leases l where l.webhook_id = $1 and r.id = any (l.resend_ids)))
+        order by q.resend_id limit $3 for update of r skip locked
     ) returning id
+), taken_back as (
+    delete from queue q using gone where q.webhook_id = $1 and q.resend_id = gone.id
 )
 select count(*) as number, max(id) as last from gone
 """

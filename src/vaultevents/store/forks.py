@@ -137,7 +137,9 @@ returning e.seq, e.account_id, e.id
 # Requests to resend that nobody is at go, too; of those in flight the result is kept.
 _WITHDRAW = """
 with asked as (
-    delete from resends where event_seq = any($1) and finished_at is null and lease is null
+    delete from resends where event_seq = any($1) and finished_at is null and lease is null returning webhook_id, id
+), taken_back as (
+    delete from queue q using asked where q.webhook_id = asked.webhook_id and q.resend_id = asked.id
 ), unsent as (
     select id from deliveries where event_seq = any($1) and state in ('scheduled', 'parked') order by id for update
 )

@@ -67,7 +67,11 @@ with sizes as (
     ) * (select rows from sizes where kind = 'deliveries') as estimate
     from unnest($2::text[]) as s (state)
     union all
-    select kind, (select count(*) from (select from queue order by webhook_id, delivery_id limit $1) found), rows
+    select kind, (select count(*) from (select from queue where delivery_id is not null
+        order by webhook_id, delivery_id limit $1) found), rows * (1 - coalesce((
+            select p.null_frac from pg_stats p
+            where p.schemaname = current_schema() and p.tablename = 'queue' and p.attname = 'delivery_id'
+        ), 0))
     from sizes where kind = 'queue'
     union all
     select kind, (select count(*) from (select from deliveries order by id limit $1) found), rows

@@ -129,7 +129,7 @@ where w.account_id = $1 and w.id = $2 and w.deleted_at is null
 _QUEUED = """
 select
     (select count(*) from (
-        select from queue q where q.webhook_id = w.id order by q.delivery_id limit $3
+        select from queue q where q.webhook_id = w.id and q.delivery_id is not null order by q.delivery_id limit $3
     ) few) as number,
     (select q.delivery_id from queue q where q.webhook_id = w.id order by q.delivery_id limit 1) as oldest_id,
     w.active

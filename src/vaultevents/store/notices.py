@@ -111,28 +111,30 @@ returning n.id, n.attempts as attempt, n.kind, n.reason, n.count,
 """
 
 
-async def finish(database: Database, notice: ClaimedNotice, *, sent: bool) -> None:
-    """Nothing more is to be done for it. Changes nothing without the lease."""
-    async with database.transaction() as connection:
-        await connection.execute(
+async def finish(database: Database, notice_id: UUID, lease: UUID, *, sent: bool) -> bool:
+    """Record that nothing more is to be done for a notice; return whether its lease was held. Else nothing changes."""
+    async with database.statement() as connection:
+        done = await connection.execute(
             "update notices set finished_at = db_now(), sent = $3, lease = null where id = $1 and lease = $2",
-            notice.id,
-            notice.lease,
+            notice_id,
+            lease,
             sent,
         )
+    return bool(done == "UPDATE 1")
 
 
-async def postpone(database: Database, notice: ClaimedNotice, after_s: float, *, attempted: bool = True) -> None:
-    """It is due again in `after_s` seconds. Changes nothing without the lease."""
-    async with database.transaction() as connection:
-        await connection.execute(
+async def postpone(database: Database, notice_id: UUID, lease: UUID, after_s: float, *, attempted: bool = True) -> bool:
+    """Make a notice due again in `after_s` seconds; return whether its lease was held. Else nothing changes."""
+    async with database.statement() as connection:
+        done = await connection.execute(
             "update notices set due_at = db_now() + make_interval(secs => $3), lease = null,"
             " attempts = attempts - $4 where id = $1 and lease = $2",
-            notice.id,
-            notice.lease,
+            notice_id,
+            lease,
             after_s,
             0 if attempted else 1,
         )
+    return bool(done == "UPDATE 1")
 
 
 async def forget(database: Database) -> None:

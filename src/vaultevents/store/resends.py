@@ -11,14 +11,21 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
-from uuid import UUID
 
 from vaultevents.core.events import encode_test
-from vaultevents.core.timing import NO_TIMING, Timing
 from vaultevents.core.webhooks import Webhook
 from vaultevents.store.accounts import vaults_of
-from vaultevents.store.deliveries import SealedSecret, Target
-from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
+from vaultevents.store.deliveries import (
+    Claim,
+    ClaimRequest,
+    Delivery,
+    Settlement,
+    as_rows,
+    claimed,
+    pause,
+)
+from vaultevents.store.leases import end_own_leases
+from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database
 
 RESENDS_CHANNEL: Final = "vaultevents_resends"
 NO_VAULT: Final = "none"
@@ -55,7 +62,10 @@ with found as (
 ), asked as (
     insert into resends (webhook_id, event_seq, event_id)
     select webhook_id, seq, event_id from found where not orphaned
-    returning requested_at
+    returning id, webhook_id, event_seq, requested_at
+), queued as (
+    insert into queue (webhook_id, resend_id, event_seq, due_at)
+    select webhook_id, id, event_seq, requested_at from asked
 )
 select orphaned, (select requested_at from asked) as requested_at from found
 """
@@ -104,8 +114,12 @@ where webhook_id = $1 and event_seq is null and event_id = $2 and finished_at is
 
 
 _TEST = """
-insert into resends (webhook_id, event_id, body)
-select w.id, $3, $4 from webhooks w where w.account_id = $1 and w.id = $2 and w.deleted_at is null
+with asked as (
+    insert into resends (webhook_id, event_id, body)
+    select w.id, $3, $4 from webhooks w where w.account_id = $1 and w.id = $2 and w.deleted_at is null
+    returning id, webhook_id, requested_at
+)
+insert into queue (webhook_id, resend_id, due_at) select webhook_id, id, requested_at from asked
 """
 
 
@@ -152,7 +166,8 @@ with resumed as (
 ), held_back as materialized (  -- none is in flight: the webhook was paused, and what waits for its time is not due
     select q.event_seq, q.turn = 1 and q.due_at > db_now() as waits
     from resumed join queue q on q.webhook_id = resumed.id join looked_at e on e.seq = q.event_seq
-    where not exists (select from leases l where l.webhook_id = q.webhook_id and q.delivery_id = any (l.delivery_ids))
+    where q.delivery_id is not null
+        and not exists (select from leases l where l.webhook_id = q.webhook_id and q.delivery_id = any (l.delivery_ids))
 ), asked as (
     insert into resends (webhook_id, event_seq, event_id)
     select w.id, e.seq, e.id from webhooks w cross join looked_at e
@@ -167,7 +182,10 @@ with resumed as (
         and not exists (select from resends r where r.webhook_id = w.id and r.event_seq = e.seq
             and r.finished_at is null)
     order by e.created_at_ms, e.seq
-    returning 1
+    returning id, webhook_id, event_seq, requested_at
+), queued as (
+    insert into queue (webhook_id, resend_id, event_seq, due_at)
+    select webhook_id, id, event_seq, requested_at from asked
 )
 select ((select count(*) from asked) + (select count(*) from held_back where not waits))::integer as count,
     exists (select from resumed) as resumed, count(*)::integer as looked_at, max(created_at_ms) as last_ms
@@ -175,187 +193,126 @@ from looked_at
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Resend:
-    """One claimed request: all that its attempt needs. `attempt` is the number that the receiver is told."""
-
-    id: int
-    lease: UUID
-    attempt: int
-    event_id: str
-    body: bytes
-    target: Target
-
-
-@dataclass(frozen=True, slots=True)
-class ResendResult:
-    """What came back: `status` or `error`, as for any attempt. `pause_s`: the receiver asked for a pause (rule D6)."""
-
-    resend: Resend
-    started_at: datetime
-    duration_ms: int
-    status: int | None
-    error: str | None
-    excerpt: str
-    address: str | None
-    timing: Timing = NO_TIMING
-    pause_s: float = 0.0
-
-    @property
-    def accepted(self) -> bool:
-        return self.status is not None and 200 <= self.status < 300
-
-
-async def claim_resends(
-    database: Database, limit: int, lease: UUID, lease_s: float, per_webhook: int, per_account: int | None = None
-) -> tuple[Resend, ...]:
+async def claim_resends(database: Database, request: ClaimRequest) -> Claim:
     """Lease up to `limit` requests to the caller: accounts take turns, and in each its webhooks, oldest requests first.
 
     No webhook has more than `per_webhook` of them in flight, no account takes more than half of what it lacks to
-    `per_account`, in all processes together. A webhook that is paused has to wait.
+    `free`, in all processes together. A webhook that is paused has to wait.
     """
     async with database.transaction() as connection:
         # claims take turns, lest two count the same free slots: the lock comes before the statement that counts
         await connection.execute(
             "select pg_advisory_xact_lock(hashtext('vaultevents resend'), hashtext(current_schema()))"
         )
-        rows = await connection.fetch(_CLAIM, limit, lease, lease_s, per_webhook, per_account or _UNLIMITED)
-    targets: dict[str, Target] = {}
-    for row in rows:
-        targets.setdefault(row["webhook_id"], _target(row))
-    return tuple(
-        Resend(row["id"], lease, row["attempts"] + 1, row["event_id"], row["body"], targets[row["webhook_id"]])
-        for row in rows
-    )
+        rows = await connection.fetch(
+            _CLAIM, request.limit, request.lease, request.lease_s, request.per_webhook, request.free
+        )
+    return claimed(rows, request)
 
-
-_UNLIMITED: Final = 1_000_000
 
 # Only webhooks for which something waits are looked at: `waiting` leaps from one to the next in the index.
 _CLAIM = """
 with recursive waiting as (
-    (select webhook_id from resends where finished_at is null order by webhook_id limit 1)
+    (select webhook_id from queue where resend_id is not null order by webhook_id limit 1)
     union all
-    select (select r.webhook_id from resends r where r.finished_at is null and r.webhook_id > waiting.webhook_id
-        order by r.webhook_id limit 1)
+    select (select q.webhook_id from queue q where q.resend_id is not null and q.webhook_id > waiting.webhook_id
+        order by q.webhook_id limit 1)
     from waiting where waiting.webhook_id is not null
 ), flying as materialized (
-    select w.id, w.account_id, (select count(*) from resends r where r.webhook_id = w.id
-        and r.finished_at is null and r.lease is not null and r.due_at > db_now()) as number,
+    select w.id, w.account_id, flight.resend_ids, cardinality(flight.resend_ids) as number,
         w.deleted_at is null and (w.paused_until is null or w.paused_until <= db_now()) as open
-    from waiting join webhooks w on w.id = waiting.webhook_id
+    from waiting join webhooks w on w.id = waiting.webhook_id cross join lateral (
+        select coalesce(array_agg(leased.id), '{}') as resend_ids
+        from leases l cross join unnest(l.resend_ids) as leased (id) where l.webhook_id = w.id
+    ) flight
 ), accounts_open as materialized (
     select account_id, ceil(($5 - sum(number)) / 2) as free from flying group by account_id having sum(number) < $5
 ), due as materialized (
     select found.id, found.due_at, f.account_id, a.free,
         row_number() over (partition by f.id order by found.due_at, found.id) as place
     from flying f join accounts_open a using (account_id) cross join lateral (
-        select r.id, r.due_at from resends r where r.webhook_id = f.id and r.finished_at is null
-            and r.due_at <= db_now()
-            and not exists (select from events e where e.seq = r.event_seq and e.orphaned_at is not null)
-        order by r.due_at, r.id limit least(greatest($4 - f.number, 0), a.free) for update skip locked
+        select r.id, q.due_at from queue q join resends r on r.id = q.resend_id
+        where q.webhook_id = f.id and q.turn = 2 and q.due_at <= db_now() and q.resend_id <> all (f.resend_ids)
+            and not exists (select from events e where e.seq = q.event_seq and e.orphaned_at is not null)
+        order by q.due_at, q.resend_id limit least(greatest($4 - f.number, 0), a.free) for update of r skip locked
     ) found where f.open
 ), shared as (
     select id, due_at, free, row_number() over (partition by account_id order by place, due_at, id) as place from due
-), leased as (
-    update resends r set lease = $2, due_at = db_now() + make_interval(secs => $3)
+), taken as (
+    update resends r set lease = $2
     from (select id from shared where place <= free order by place, due_at, id limit $1) chosen where r.id = chosen.id
     returning r.id, r.webhook_id, r.event_seq, r.event_id, r.body
+), leased as (
+    insert into leases (webhook_id, token, until, delivery_ids, resend_ids)
+    select webhook_id, $2, db_now() + make_interval(secs => $3), '{}', array_agg(id) from taken group by webhook_id
 )
-select l.id, l.webhook_id, l.event_id, coalesce(l.body, e.body) as body, coalesce(d.attempts, 0) as attempts, w.url,
-    w.account_id,
+select t.id, coalesce(d.attempts, 0) as attempts, t.event_id, coalesce(t.body, e.body) as body, t.webhook_id,
+    w.account_id, w.url,
     array(select s.key_id from webhook_secrets s where s.webhook_id = w.id
         and (s.valid_until is null or s.valid_until > db_now()) order by s.created_at desc) as key_ids,
     array(select s.sealed from webhook_secrets s where s.webhook_id = w.id
-        and (s.valid_until is null or s.valid_until > db_now()) order by s.created_at desc) as sealed
-from leased l join webhooks w on w.id = l.webhook_id left join events e on e.seq = l.event_seq
-    left join deliveries d on d.event_seq = l.event_seq and d.webhook_id = l.webhook_id
-where l.body is not null or e.body is not null order by l.id
+        and (s.valid_until is null or s.valid_until > db_now()) order by s.created_at desc) as sealed,
+    db_now() as claimed_at, null::bigint[] as lost
+from taken t join webhooks w on w.id = t.webhook_id left join events e on e.seq = t.event_seq
+    left join deliveries d on d.event_seq = t.event_seq and d.webhook_id = t.webhook_id
+where t.body is not null or e.body is not null order by t.id
 """
 
 
-def _target(row: Record) -> Target:
-    secrets = zip(row["key_ids"], row["sealed"], strict=True)
-    return Target(
-        row["webhook_id"],
-        row["url"],
-        tuple(SealedSecret(key_id, sealed) for key_id, sealed in secrets),
-        row["account_id"],
-    )
-
-
-async def settle_resends(database: Database, results: Sequence[ResendResult]) -> int:
-    """Writes what came of the attempts whose lease is still held; how many those are.
+async def settle_resends(database: Database, settlements: Sequence[Settlement]) -> int:
+    """Write what came of the attempts whose lease is still held; return how many those are.
 
     A 2xx makes the delivery `delivered`, anything else leaves its state. An event without a delivery gets one, marked
     as recovered: `delivered` or `exhausted` (rule D11), unless it had one that was pruned meanwhile.
     """
-    if not results:
-        return 0
     async with database.transaction() as connection:
-        # first, as whoever parks, resumes or schedules anew: none of them works on the same deliveries then
+        # first, as all that parks, resumes or schedules anew: none of them works on the same deliveries then
         await connection.execute(
             "select from webhooks where id = any($1) order by id for no key update",
-            sorted({one.resend.target.webhook_id for one in results if one.accepted or one.pause_s}),
+            sorted({settled.delivery.webhook_id for settled in settlements if settled.accepted or settled.park_s}),
         )
-        rows = await connection.fetch(
-            _SETTLE,
-            [one.resend.id for one in results],
-            [one.resend.lease for one in results],
-            [one.started_at for one in results],
-            [one.duration_ms for one in results],
-            [one.status for one in results],
-            [one.error for one in results],
-            [one.excerpt for one in results],
-            [one.address for one in results],
-            [one.timing.dns_ms for one in results],
-            [one.timing.connect_ms for one in results],
-            [one.timing.tls_ms for one in results],
-            [one.timing.first_byte_ms for one in results],
-        )
-        held = {row["id"] for row in rows}
-        for one in results:
-            if one.pause_s and one.resend.id in held:
-                await connection.execute(_PAUSE, one.resend.target.webhook_id, one.pause_s)
+        await connection.execute(_LOCK_RESENDS, sorted(settled.delivery.id for settled in settlements))
+        held = await end_own_leases(connection, [settled.delivery for settled in settlements], "resend_ids")
+        finished = [settled for settled in settlements if settled.delivery.id in held]
+        rows = await connection.fetch(_SETTLE, as_rows(finished))
+        await pause(connection, finished)
         of_events = [row for row in rows if row["event_seq"] is not None]
         accepted = {(row["event_seq"], row["webhook_id"]) for row in of_events if row["accepted"]}
-        refused = {(row["event_seq"], row["webhook_id"]) for row in of_events} - accepted
-        for statement, deliveries in ((_LOCK, accepted | refused), (_DELIVERED, accepted), (_EXHAUSTED, refused)):
-            await connection.execute(statement, *_columns(deliveries))
+        deliveries = sorted({(row["event_seq"], row["webhook_id"]) for row in of_events})
+        await connection.execute(_LOCK, *_columns(deliveries))
+        await connection.execute(_OUTCOME, *_columns(deliveries), [delivery in accepted for delivery in deliveries])
         await _leave_queue(connection, accepted)
     return len(held)
 
 
-async def put_back_resends(database: Database, held: Sequence[Resend], after_s: float) -> None:
+async def put_back_resends(database: Database, resends: Sequence[Delivery], after_s: float) -> None:
     """Make requests due again in `after_s` seconds as if they had not been claimed, where the lease is still held."""
-    if not held:
-        return
     async with database.transaction() as connection:
-        await connection.execute(_PUT_BACK, [resend.id for resend in held], [resend.lease for resend in held], after_s)
+        await connection.execute(_LOCK_RESENDS, sorted(resend.id for resend in resends))
+        held = await end_own_leases(connection, resends, "resend_ids")
+        await connection.execute(_PUT_BACK, held, after_s)
 
+
+_LOCK_RESENDS = "select from resends where id = any($1) order by id for update"
 
 _PUT_BACK = """
-update resends r set lease = null, due_at = db_now() + make_interval(secs => $3)
-from unnest($1::bigint[], $2::uuid[]) as o (id, lease)
-where r.id = o.id and r.lease = o.lease and r.finished_at is null
+with freed as (update resends set lease = null where id = any($1) returning id, webhook_id)
+update queue q set due_at = db_now() + make_interval(secs => $2)
+from freed where q.webhook_id = freed.webhook_id and q.resend_id = freed.id
 """
 
 _SETTLE = """
-update resends r set lease = null, finished_at = db_now(), started_at = o.started_at, duration_ms = o.duration_ms,
-    status = o.status, error = o.error, excerpt = o.excerpt, address = o.address, dns_ms = o.dns_ms,
-    connect_ms = o.connect_ms, tls_ms = o.tls_ms, first_byte_ms = o.first_byte_ms
-from unnest($1::bigint[], $2::uuid[], $3::timestamptz[], $4::integer[], $5::smallint[], $6::text[], $7::text[],
-    $8::text[], $9::integer[], $10::integer[], $11::integer[], $12::integer[])
-    as o (id, lease, started_at, duration_ms, status, error, excerpt, address, dns_ms, connect_ms, tls_ms,
-        first_byte_ms)
-where r.id = o.id and r.lease = o.lease and r.finished_at is null
-returning r.id, r.webhook_id, r.event_seq, coalesce(r.status between 200 and 299, false) as accepted
+with settled as (
+    update resends r set lease = null, finished_at = db_now(), started_at = s.started_at, duration_ms = s.duration_ms,
+        status = s.status, error = s.error, excerpt = s.excerpt, address = s.address, dns_ms = s.dns_ms,
+        connect_ms = s.connect_ms, tls_ms = s.tls_ms, first_byte_ms = s.first_byte_ms
+    from unnest($1::settlement[]) s where r.id = s.id and r.finished_at is null
+    returning r.id, r.webhook_id, r.event_seq, coalesce(r.status between 200 and 299, false) as accepted
+), ended as (
+    delete from queue q using settled s where q.webhook_id = s.webhook_id and q.resend_id = s.id
+)
+select id, webhook_id, event_seq, accepted from settled
 """
-
-_PAUSE = """
-update webhooks set paused_until = greatest(paused_until, db_now() + make_interval(secs => $2)) where id = $1
-"""
-
 
 # In the order of the ids, as every settle: so they never wait in a circle. What is pruned just now is waited for, and
 # the statements after this one see that it was.
@@ -364,23 +321,14 @@ select from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id) join deli
 order by d.id for update of d
 """
 
-_DELIVERED = """
+_OUTCOME = """
 insert into deliveries as d (event_seq, webhook_id, state, finished_at, recovered)
-select event_seq, webhook_id, 'delivered', db_now(), true
-from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id)
+select event_seq, webhook_id, case when accepted then 'delivered' else 'exhausted' end, db_now(), true
+from unnest($1::bigint[], $2::text[], $3::boolean[]) a (event_seq, webhook_id, accepted)
 where not exists (select from pruned p where p.webhook_id = a.webhook_id and p.chunk = a.event_seq >> 10
     and p.events @> a.event_seq)
 on conflict (event_seq, webhook_id) do update set state = excluded.state, finished_at = excluded.finished_at
-where d.state <> 'delivered'
-"""
-
-_EXHAUSTED = """
-insert into deliveries (event_seq, webhook_id, state, finished_at, recovered)
-select event_seq, webhook_id, 'exhausted', db_now(), true
-from unnest($1::bigint[], $2::text[]) a (event_seq, webhook_id)
-where not exists (select from pruned p where p.webhook_id = a.webhook_id and p.chunk = a.event_seq >> 10
-    and p.events @> a.event_seq)
-on conflict (event_seq, webhook_id) do nothing
+where excluded.state = 'delivered' and d.state <> 'delivered'
 """
 
 
