@@ -35,6 +35,7 @@ from vaultevents.opening.database import Store, open_store
 from vaultevents.opening.delivery import url_rules
 from vaultevents.opening.sources import open_chain
 from vaultevents.store import accounts, resends, webhooks
+from vaultevents.store.registry import current_registry
 
 account = typer.Typer(help="Add and list accounts, which own vaults and webhooks.", no_args_is_help=True)
 vault = typer.Typer(help="Add, list and remove the staking vaults that are watched.", no_args_is_help=True)
@@ -192,7 +193,7 @@ def vault_list(
 
     async def work() -> Sequence[Vault]:
         async with open_store(settings) as store:
-            return (await accounts.registry(store.database)).vaults
+            return (await current_registry(store.database)).vaults
 
     found = [one for one in complete(work()) if account_id in (None, one.account_id)]
     if as_json:

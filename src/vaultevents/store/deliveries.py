@@ -17,9 +17,9 @@ import msgspec
 
 from vaultevents.core.streaks import DEFAULT_PARKING, Parking, Streak, failed, should_disable, should_warn
 from vaultevents.core.timing import NO_TIMING, Timing
-from vaultevents.store.cursors import lock_registry
 from vaultevents.store.notices import Notice, record
 from vaultevents.store.pool import Connection, Database, Record
+from vaultevents.store.registry import lock_registry
 from vaultevents.store.webhooks import disable_webhook
 
 

@@ -21,9 +21,9 @@ from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
 from vaultevents.core.registry import Registry
 from vaultevents.core.units import Address
 from vaultevents.core.validators import ValidatorRecord, validators_head, vault_of
-from vaultevents.store.accounts import registry as load_registry
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
+from vaultevents.store.registry import current_registry
 from vaultevents.store.validators import (
     DiscoveryState,
     known,
@@ -92,7 +92,7 @@ class Discovery:
             self._met = self._adopted | self._met
             self._told = ""
         finalized_epoch = await self._beacon.finalized_epoch()
-        registry = await load_registry(self._database)
+        registry = await current_registry(self._database)
         await self._place_spans(registry)
         vaults = registry.vault_addresses()
         if vaults:
@@ -105,7 +105,7 @@ class Discovery:
 
     async def covers(self, epoch: int) -> bool:
         """Whether the stored records have all activations and exits up to `epoch`; the beacon node is not asked."""
-        registry, state = await load_registry(self._database), await read_discovery(self._database)
+        registry, state = await current_registry(self._database), await read_discovery(self._database)
         if self._met or state.known_through is None or not registry.vault_addresses() <= state.scanned_vaults:
             return False
         final = (await self._chain.final_head()).number

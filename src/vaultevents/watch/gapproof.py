@@ -28,6 +28,7 @@ from vaultevents.store.audits import Comparison, body_digest, compare_events, co
 from vaultevents.store.cursors import readiness
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
+from vaultevents.store.registry import registry_version
 from vaultevents.watch.watcher import pauses
 
 log = structlog.get_logger("audit")
@@ -154,7 +155,7 @@ class _Running:
         reports, others = decode_all((log for log in derived.logs if log.topics[0] not in TOPICS), derived.times_s)
         self._undecodable += len(owned([*folded.undecodable, *others], self._registry))
         async with database.transaction() as connection:
-            if await connection.fetchval("select version from registry") != self._registry.version:
+            if await registry_version(connection) != self._registry.version:
                 raise InputError("vaults were registered or removed during the audit: start it again")
             self._events.add(await compare_events(connection, span, events))
             if self._reports is not None:
