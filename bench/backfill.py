@@ -33,7 +33,7 @@ from _mocknode import RANGE_LIMIT, mock_node
 from _result import tell
 
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
-from vaultevents.daemon import collect_less
+from vaultevents.opening.garbage_collection import collect_less
 from vaultevents.store.cursors import open_stream
 from vaultevents.store.embedded import EmbeddedPostgres
 from vaultevents.store.outbox import Outbox

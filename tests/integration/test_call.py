@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generat
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
 
 from command_line import CommandLine, Ended
-from vaultevents.api.auth import MAX_BODY_BYTES
 from vaultevents.cli import main
+from vaultevents.core.jsonbody import MAX_BODY_BYTES
 from vaultevents.core.tokens import Presented, TokenRules, check_claims, read_token, signed_by
 from vaultevents.devnet.certificates import issue
 

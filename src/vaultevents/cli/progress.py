@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import structlog
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,8 +21,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from vaultevents.cli.console import log
 from vaultevents.watch.watcher import Advanced
+
+log = structlog.get_logger("cli")
 
 PLAIN_EVERY_S = 5.0
 

@@ -8,16 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from vaultevents.cli.console import (
-    ConfigOption,
-    JsonOption,
-    complete,
-    one_of,
-    put_json,
-    put_table,
-    say,
-    settings_of,
-)
+from vaultevents.cli.console import complete, put_json, put_table, say
+from vaultevents.cli.options import ConfigOption, JsonOption, one_of
+from vaultevents.cli.settings import settings_of
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError, SourceUnavailable
 from vaultevents.core.logs import owners_of

@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Annotated, Literal
 
+import structlog
 import typer
 
-from vaultevents.cli.console import ConfigOption, JsonOption, complete, log, put_json, put_table, say, settings_of
+from vaultevents.cli.console import complete, put_json, put_table, say
 from vaultevents.cli.estimate import Estimate, estimate
+from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.progress import SpanProgress
+from vaultevents.cli.settings import settings_of
 from vaultevents.cli.totals import Totals
 from vaultevents.config import Settings
 from vaultevents.core.errors import (
@@ -25,8 +28,8 @@ from vaultevents.core.errors import (
 )
 from vaultevents.core.reports import ADVICE, FailureKind, ReportInvalid, failure_kind
 from vaultevents.core.spans import Span
-from vaultevents.daemon import collect_less
 from vaultevents.opening.database import open_store, service_clock
+from vaultevents.opening.garbage_collection import collect_less
 from vaultevents.opening.memory import keeping_limits
 from vaultevents.opening.sources import Sources, open_sources, setting_of
 from vaultevents.store.outbox import Outbox
@@ -36,6 +39,8 @@ from vaultevents.store.validators import epoch_at
 from vaultevents.watch.reports import Resolver
 from vaultevents.watch.streams import Stream
 from vaultevents.watch.watcher import Advanced, pauses, run
+
+log = structlog.get_logger("cli")
 
 PATIENCE = 5
 SHOWN_IDS = 3

@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 from vaultevents.chain.ipfs import remember
-from vaultevents.cli.console import ConfigOption, JsonOption, complete, put_json, put_table, say, settings_of
+from vaultevents.cli.console import complete, put_json, put_table, say
+from vaultevents.cli.options import ConfigOption, JsonOption
+from vaultevents.cli.settings import settings_of
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError, OperatorError, SourceUnavailable, VaulteventsError
 from vaultevents.core.reports import (
