@@ -80,7 +80,7 @@ async def serve(
 ) -> None:
     """Runs the chosen workers until `stop` is set, then drains: attempts in flight are finished and settled.
 
-    Metrics are told to the end of the drain, if they are switched on, except by a process that is not `observed`.
+    Metrics are served to the end of the drain, if they are switched on, except by a process that is not `observed`.
 
     A span that is being read then is dropped; it is read again at the next start. A `StreamStopped` or a bug in
     one worker ends all of them.

@@ -97,7 +97,7 @@ class ExecutionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What tells one network from another (E10)."""
+    """What distinguishes one network from another (E10)."""
 
     chain_id: int
     genesis_hash: Hash32
@@ -341,7 +341,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
     async def prove_range(
         self, span: Span, anchor: Hash32 | None, oracles: Collection[Address], watched: Watched = NOTHING
     ) -> ProvenRange:
-        """All logs of the two topics in `span`, whoever emitted them, and the reports of `oracles`.
+        """All logs of the two topics in `span`, of any contract, and the reports of `oracles`.
 
         They come from headers and receipts alone. No node is asked which blocks hold logs: each block whose bloom may
         hold one of the topics is read. The hashes of transactions are proven where a log is `watched`. `anchor` as in

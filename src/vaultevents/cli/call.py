@@ -242,7 +242,7 @@ def _problem(answer: Answer) -> str:
     if 300 <= answer.status < 400 and "location" in answer.headers:
         place = _printable(answer.headers["location"])
         return f"the answer is a redirect ({status}), which is not followed, to {place}: name the API itself in --url"
-    return f"the answer is {status}, and no problem that the API tells: see that --url leads to it"
+    return f"the answer is {status}, and no problem document of the API: see that --url leads to it"
 
 
 def _clock(answer: Answer) -> str:
@@ -259,4 +259,4 @@ def _clock(answer: Answer) -> str:
 
 def _printable(text: str) -> str:
     """What a server said, fit for a terminal."""
-    return "".join(one if one.isprintable() else "?" for one in text)
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -82,7 +82,7 @@ class SpanProgress(Bars):
         self._begins: dict[int, _Begin] = {}
 
     def advanced(self, step: Advanced) -> None:
-        """Takes note of one committed span; a live cursor has no end and is not shown."""
+        """Note one committed span; a live cursor has no end and is not shown."""
         cursor = step.cursor
         if cursor.stop is None:
             return
@@ -126,7 +126,7 @@ class RowProgress(Bars):
         self._task = self.bars.add_task(what, total=None)
 
     def advanced(self, done: int, expected: int) -> None:
-        """Takes note of `done` out of about `expected`; the time that is left is told from a first 0 on."""
+        """Note `done` out of about `expected`; the time that is left is reported from a first 0 on."""
         now_s = time.monotonic()
         if self.shown:
             self.bars.update(self._task, total=expected if done else None, completed=done)

@@ -173,24 +173,33 @@ async def _estimate(settings: Settings, wanted: Range) -> Estimates:
 
 def _put_estimate(found: Estimates, *, as_json: bool) -> None:
     total = {
-        "requests": sum(one.requests for one in found.streams),
-        "calls": sum(one.calls for one in found.streams),
-        "seconds": round(sum(one.seconds for one in found.streams), 1),
+        "requests": sum(estimated.requests for estimated in found.streams),
+        "calls": sum(estimated.calls for estimated in found.streams),
+        "seconds": round(sum(estimated.seconds for estimated in found.streams), 1),
     }
     if as_json:
         unknown = [{"stream": name, "problem": problem} for name, problem in found.unknown.items()]
-        streams = [asdict(one) for one in found.streams]
+        streams = [asdict(estimated) for estimated in found.streams]
         put_json({**total, "streams": streams, "not_estimated": unknown, "log_range_blocks": found.log_range_blocks})
         return
     put_table(
         ("stream", "positions", "requests", "calls", "seconds"),
-        [(one.stream, f"{one.positions} {one.unit}s", one.requests, one.calls, one.seconds) for one in found.streams],
+        [
+            (
+                estimated.stream,
+                f"{estimated.positions} {estimated.unit}s",
+                estimated.requests,
+                estimated.calls,
+                estimated.seconds,
+            )
+            for estimated in found.streams
+        ],
         "no stream has anything in this range",
     )
     say(f"in all      {total['requests']} requests with {total['calls']} calls, about {total['seconds']:.0f} s")
     for name, problem in found.unknown.items():
         say(f"unknown     {name}: {problem}")
-    samples = ", ".join(f"{one.sampled} {one.unit}s of {one.stream}" for one in found.streams)
+    samples = ", ".join(f"{estimated.sampled} {estimated.unit}s of {estimated.stream}" for estimated in found.streams)
     say(f"based on    {samples or 'nothing'}; logs of up to {found.log_range_blocks} blocks at once")
 
 

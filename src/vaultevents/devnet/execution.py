@@ -31,8 +31,8 @@ class ExecutionServer:
     """Serves one `Node`'s view of a chain; several servers may serve the same chain.
 
     `node` (limits, lag, shape of logs) and `faults` may be changed while it runs. `calls` counts calls by method,
-    `exchanges` HTTP requests, `subscriptions` the sockets that are told new heads now. While it is `frozen` sockets
-    stay open and answer pings, but are told nothing.
+    `exchanges` HTTP requests, `subscriptions` the sockets that receive new heads now. While it is `frozen` sockets
+    stay open and answer pings, but receive nothing.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ExecutionServer:
         if failure is not None:
             return failure
         if isinstance(sent, list) and sent:
-            return _reply([self._call(one) for one in sent])
+            return _reply([self._call(call) for call in sent])
         return _reply(self._call(sent))
 
     async def _socket(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -112,7 +112,7 @@ class ExecutionServer:
             return _error(None, RpcError(PARSE_ERROR, "parse error"))
         if isinstance(sent, dict) and sent.get("method") == "eth_subscribe":
             if sent.get("params") != ["newHeads"]:
-                return _error(sent.get("id"), RpcError(INVALID_PARAMS, "only newHeads is told here"))
+                return _error(sent.get("id"), RpcError(INVALID_PARAMS, "only newHeads is served here"))
             name = self._subscribed.setdefault(outgoing, hex(len(self._subscribed) + 1))
             return {"jsonrpc": "2.0", "id": sent.get("id"), "result": name}
         return self._call(sent)
@@ -122,8 +122,8 @@ class ExecutionServer:
         if self.frozen or head is None:
             return
         for outgoing, name in self._subscribed.items():
-            told = {"subscription": name, "result": head.header.to_json() | {"hash": hex_data(head.hash)}}
-            outgoing.put_nowait({"jsonrpc": "2.0", "method": "eth_subscription", "params": told})
+            message = {"subscription": name, "result": head.header.to_json() | {"hash": hex_data(head.hash)}}
+            outgoing.put_nowait({"jsonrpc": "2.0", "method": "eth_subscription", "params": message})
 
     def _call(self, sent: object) -> dict[str, Any]:
         call = sent if isinstance(sent, dict) else {}

@@ -64,7 +64,7 @@ class Tally:
 class GapProof:
     """What was found of `span`, whose last block is `last`.
 
-    `facts` counts the logs of the two topics, whoever emitted them, and `facts_digest` is the SHA-256 over their lines
+    `facts` counts the logs of the two topics, of any contract, and `facts_digest` is the SHA-256 over their lines
     (`core/facts.py`). `undecodable` counts the logs of registered addresses that cannot be decoded. `events_digest` is
     that over the stored rows of both events (`store/audits.py: body_digest`).
     """
@@ -160,7 +160,11 @@ class _Running:
             self._events.add(await compare_events(connection, span, events))
             if self._reports is not None:
                 # a report that nobody was registered for may be kept, and need not
-                due = [one for one in reports if self._registry.watched(Span(one.block_number, one.block_number))]
+                due = [
+                    report
+                    for report in reports
+                    if self._registry.watched(Span(report.block_number, report.block_number))
+                ]
                 self._reports.add(await compare_reports(connection, span, due, reports))
 
     def result(self, span: Span, last: Header, events_digest: str) -> GapProof:
