@@ -1,4 +1,4 @@
-"""key: who may call the HTTP API for an account (decision A14)."""
+"""key: who may call the HTTP API for an account (rule A14)."""
 
 from __future__ import annotations
 

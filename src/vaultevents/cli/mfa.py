@@ -1,4 +1,4 @@
-"""mfa: the second factor of an account (decision A15)."""
+"""mfa: the second factor of an account (rule A15)."""
 
 from __future__ import annotations
 

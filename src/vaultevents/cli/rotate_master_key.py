@@ -1,4 +1,4 @@
-"""rotate-master-key: seals everything with another master key (decisions D2)."""
+"""rotate-master-key: seals everything with another master key (rule D2)."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Resolver:
         except (SourceUnavailable, ReportInvalid) as error:
             await self.postpone(report, error)
         else:
-            log.info("report_resolved", cid=report.log.cid, timestamp=report.log.timestamp, told=committed.inserted)
+            log.info("report_resolved", cid=report.log.cid, timestamp=report.log.timestamp, events=committed.inserted)
 
     async def postpone(self, report: StoredReport, error: SourceUnavailable | ReportInvalid) -> None:
         """Keep why a pending report was not resolved, and try it again later; an unreadable one after the longest wait.
