@@ -91,7 +91,7 @@ class BeaconOptions:
 
 @dataclass(frozen=True, slots=True)
 class BeaconIdentity:
-    """What distinguishes one beacon chain from another, and how it counts time (E10)."""
+    """What distinguishes one beacon chain from another, and how it counts time (rule E10)."""
 
     genesis_validators_root: Hash32
     time: ChainTime

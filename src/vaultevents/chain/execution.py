@@ -97,7 +97,7 @@ class ExecutionOptions:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What distinguishes one network from another (E10)."""
+    """What distinguishes one network from another (rule E10)."""
 
     chain_id: int
     genesis_hash: Hash32

@@ -16,7 +16,7 @@ _NEAR_HEAD = re.compile(r"latest-([0-9]{1,6})")
 
 @dataclass(frozen=True, slots=True)
 class HeadPolicy:
-    """Up to which block is read: a block tag, and how many blocks before it (C1)."""
+    """Up to which block is read: a block tag, and how many blocks before it (rule C1)."""
 
     tag: Literal["finalized", "safe", "latest"] = "finalized"
     depth: int = 0

@@ -1,4 +1,4 @@
-"""call: one request to the HTTP API, signed as a customer signs it (interface §5, A9-A12). Needs no configuration."""
+"""call: send one request to the HTTP API, signed as customers sign it (rules A9 to A12). Needs no configuration."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ class ExecutionServer:
     """Serves one `Node`'s view of a chain; several servers may serve the same chain.
 
     `node` (limits, lag, shape of logs) and `faults` may be changed while it runs. `calls` counts calls by method,
-    `exchanges` HTTP requests, `subscriptions` the sockets that receive new heads now. While it is `frozen` sockets
-    stay open and answer pings, but receive nothing.
+    `exchanges` HTTP requests, `subscriptions` the sockets that get new heads now. While it is `frozen` sockets
+    stay open and answer pings, but get nothing.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class ExecutionServer:
 
     async def start(self) -> str:
         """Listen on a free port; returns the URL."""
-        self.node.chain.on_block.append(self._tell_head)
+        self.node.chain.on_block.append(self._announce_head)
         return await self._server.start()
 
     async def stop(self) -> None:
         """Stop listening and close all connections."""
         with contextlib.suppress(ValueError):  # stopped before
-            self.node.chain.on_block.remove(self._tell_head)
+            self.node.chain.on_block.remove(self._announce_head)
         await self._server.stop()
 
     async def _exchange(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -112,18 +112,18 @@ class ExecutionServer:
             return _error(None, RpcError(PARSE_ERROR, "parse error"))
         if isinstance(sent, dict) and sent.get("method") == "eth_subscribe":
             if sent.get("params") != ["newHeads"]:
-                return _error(sent.get("id"), RpcError(INVALID_PARAMS, "only newHeads is served here"))
+                return _error(sent.get("id"), RpcError(INVALID_PARAMS, "only newHeads is supported"))
             name = self._subscribed.setdefault(outgoing, hex(len(self._subscribed) + 1))
             return {"jsonrpc": "2.0", "id": sent.get("id"), "result": name}
         return self._call(sent)
 
-    def _tell_head(self) -> None:
+    def _announce_head(self) -> None:
         head = self.node.block_at("latest")
         if self.frozen or head is None:
             return
         for outgoing, name in self._subscribed.items():
-            message = {"subscription": name, "result": head.header.to_json() | {"hash": hex_data(head.hash)}}
-            outgoing.put_nowait({"jsonrpc": "2.0", "method": "eth_subscription", "params": message})
+            announced = {"subscription": name, "result": head.header.to_json() | {"hash": hex_data(head.hash)}}
+            outgoing.put_nowait({"jsonrpc": "2.0", "method": "eth_subscription", "params": announced})
 
     def _call(self, sent: object) -> dict[str, Any]:
         call = sent if isinstance(sent, dict) else {}

@@ -305,7 +305,7 @@ def _only_tls_1_1(authority: Authority) -> ssl.SSLContext:
 
 
 async def _shake_hands(context: ssl.SSLContext, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """By hand, because asyncio closes without the alert that shows the client why."""
+    """By hand, because asyncio closes without the alert that names the reason."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing, server_side=True)
     while True:

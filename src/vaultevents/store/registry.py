@@ -22,7 +22,7 @@ class RegistryState:
 
 
 async def lock_registry(connection: Connection) -> None:
-    """Lock the registry for a change until the transaction ends (rules C9, D9).
+    """Lock the registry for a change until the transaction ends (rules C9 and D9).
 
     Waits until no commit of events is under way, and keeps new ones out.
     """
