@@ -15,12 +15,11 @@ from _delivery import KEY, PlainGuard
 
 from vaultevents.cli.console import stop_at_end_of
 from vaultevents.core.webhooks import UrlRules, parse_allow
-from vaultevents.daemon import collect_less
-from vaultevents.dispatch.attempts import Dispatcher
-from vaultevents.dispatch.lanes import DeliveryLane, DispatchOptions
+from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
+from vaultevents.opening.garbage_collection import collect_less
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.pool import open_database
 from vaultevents.telemetry import configure_logging

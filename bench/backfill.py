@@ -33,12 +33,12 @@ from _mocknode import RANGE_LIMIT, mock_node
 from _result import tell
 
 from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
-from vaultevents.daemon import collect_less
-from vaultevents.store import accounts
+from vaultevents.opening.garbage_collection import collect_less
 from vaultevents.store.cursors import open_stream
 from vaultevents.store.embedded import EmbeddedPostgres
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database, open_database
+from vaultevents.store.registry import current_registry
 from vaultevents.watch.streams import Steps, logs_stream
 from vaultevents.watch.watcher import run
 
@@ -80,7 +80,7 @@ async def _prepare(database: Database) -> None:
             [queue(number) for number in range(VAULTS)],
         )
         await connection.execute("update registry set version = version + 1")
-    assert len((await accounts.registry(database)).vaults) == VAULTS
+    assert len((await current_registry(database)).vaults) == VAULTS
 
 
 async def _rows(database: Database) -> str:

@@ -133,10 +133,10 @@ async def scan(url: str, ssz: bool, steps: Steps) -> dict[str, float]:
 
 
 async def read(url: str, ssz: bool) -> dict[str, float]:
-    from vaultevents.chain.jsonrpc import Patience, new_session
+    from vaultevents.chain.http import Deadlines, new_session
 
     kind = "v2/debug/beacon/states/finalized" if ssz else "v1/beacon/states/finalized/validators"
-    async with new_session(Patience()) as session:
+    async with new_session(Deadlines()) as session:
         begin, cpu = time.perf_counter(), time.process_time()
         async with session.get(f"{url}/eth/{kind}") as response:
             while await response.content.readany():

@@ -20,9 +20,9 @@ from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.faults import Fault
 from vaultevents.devnet.world import World
-from vaultevents.store.cursors import first_block
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
+from vaultevents.store.registry import first_block
 from vaultevents.watch.hint import Hint
 from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.streams import Audit, Stream, follow

@@ -22,6 +22,7 @@ from vaultevents.devnet.world import World
 from vaultevents.store import accounts, cursors
 from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.store.pool import Database
+from vaultevents.store.registry import current_registry
 from vaultevents.store.validators import earliest_epoch
 from vaultevents.watch.discovery import Discovery
 from vaultevents.watch.logs import LogsSource
@@ -214,6 +215,6 @@ async def spans(database: Database) -> list[Registration]:
     """What is registered, in the form of the ground truth: one entry for each span."""
     return [
         Registration(vault.account_id, vault.id, vault.address, vault.queue, span.first, span.last)
-        for vault in (await accounts.registry(database)).vaults
+        for vault in (await current_registry(database)).vaults
         for span in vault.spans
     ]

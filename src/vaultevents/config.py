@@ -25,6 +25,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from vaultevents.core.environment import CALL_KEY_VARIABLE, CALL_URL_VARIABLE, ENV_FILE, ENV_PREFIX, NEW_KEY_VARIABLE
 from vaultevents.core.errors import ConfigError, VaulteventsError
 from vaultevents.core.proxies import parse_proxy
 from vaultevents.core.retries import SCHEDULE_S, parse_schedule
@@ -35,12 +36,6 @@ from vaultevents.core.webhooks import DEFAULT_PORTS, AllowRule, parse_allow, par
 from vaultevents.core.webhooks import Network as IPNetwork
 
 DEFAULT_FILE = Path("vaultevents.toml")
-ENV_PREFIX = "VAULTEVENTS_"
-ENV_FILE = f"{ENV_PREFIX}CONFIG"
-CALL_KEY_VARIABLE, CALL_URL_VARIABLE = f"{ENV_PREFIX}API_KEY", f"{ENV_PREFIX}API_URL"
-"""Variables of 'vaultevents call'; no settings."""
-NEW_KEY_VARIABLE = f"{ENV_PREFIX}NEW_MASTER_KEY"
-"""Variable of 'vaultevents rotate-master-key'; no setting."""
 
 Network: TypeAlias = Literal["devnet", "hoodi", "mainnet"]
 NETWORKS: tuple[Network, ...] = get_args(Network)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import random
 import socket
 from collections.abc import Callable, Collection
@@ -35,6 +34,7 @@ from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
 from vaultevents.opening.database import Store, open_hash_key, open_store, service_clock, while_lost
 from vaultevents.opening.delivery import check_authority, operator_webhook, proxy, url_rules
+from vaultevents.opening.garbage_collection import collect_less
 from vaultevents.opening.memory import keep_nodes
 from vaultevents.opening.sources import (
     AUDIT_OFF,
@@ -195,12 +195,6 @@ async def _dispatch(
         group.create_task(Dispatcher(resends, sender, clock).run(stop))
         deliveries = DeliveryLane(store.database, signer, options, random.SystemRandom())
         await Dispatcher(deliveries, sender, clock).run(stop)
-
-
-def collect_less() -> None:
-    """Keeps the garbage collector from looking again and again at what a process has for good: a tenth of its CPU."""
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 async def _tell(

@@ -20,6 +20,7 @@ from vaultevents.devnet.world import World
 from vaultevents.store import accounts
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 from vaultevents.store.pool import Database
+from vaultevents.store.registry import current_registry
 from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.source import Reading
 from worlds import add_accounts, add_vault, open_at, read_to_head, reading, rows, spans
@@ -95,7 +96,7 @@ class UncheckedOutbox(WatchedOutbox):
     async def commit(
         self, old: Cursor, new: Cursor, events: Iterable[Event], registry_version: int, **options: Any
     ) -> Committed | Lost:
-        current = await accounts.registry(self.database)
+        current = await current_registry(self.database)
         return await super().commit(old, new, events, current.version, **options)
 
 

@@ -13,10 +13,11 @@ from vaultevents.core.events import project
 from vaultevents.core.registry import Vault, VaultSpan
 from vaultevents.core.spans import Span
 from vaultevents.store import accounts
-from vaultevents.store.accounts import Registered, registry, remove_vault
+from vaultevents.store.accounts import Registered, remove_vault
 from vaultevents.store.cursors import open_stream
 from vaultevents.store.outbox import Lost, Outbox
 from vaultevents.store.pool import Database
+from vaultevents.store.registry import current_registry
 
 pytestmark = pytest.mark.integration
 
@@ -35,11 +36,11 @@ async def everything(database: Database) -> list[object]:
 
 
 async def version(database: Database) -> int:
-    return (await registry(database)).version
+    return (await current_registry(database)).version
 
 
 async def stored(database: Database, vault_id: str = "v1", account_id: str = "acme") -> Vault:
-    found = await registry(database)
+    found = await current_registry(database)
     return next(one for one in found.vaults if (one.account_id, one.id) == (account_id, vault_id))
 
 
@@ -130,7 +131,7 @@ async def test_a_vault_that_was_removed_keeps_its_events_and_may_come_back(any_d
     await refused(vault(any_database, at="elsewhere"), "which never changes", any_database)
     again = await vault(any_database, first_block=50)
     assert again.vault.spans == (VaultSpan(10, 30), VaultSpan(50))
-    found = await registry(any_database)
+    found = await current_registry(any_database)
     blocks = [block for block in range(5, 60) if project(funding(1, block=block), found)]
     assert blocks == [*range(10, 31), *range(50, 60)]
     assert (await remove_vault(any_database, "acme", "v1", 70)).spans == (VaultSpan(10, 30), VaultSpan(50, 70))
@@ -158,7 +159,7 @@ async def test_removed_before_its_start_a_vault_has_no_block(any_database: Datab
     await vault(any_database, first_block=100)
     removed = await remove_vault(any_database, "acme", "v1", 40)
     assert removed.spans == (VaultSpan(100, 99),)
-    found = await registry(any_database)
+    found = await current_registry(any_database)
     assert not [block for block in range(200) if project(funding(1, block=block), found)]
 
 
@@ -312,7 +313,7 @@ async def test_the_registry_is_one_moment_while_others_register(any_database: Da
 
     registering = asyncio.create_task(register())
     while not registering.done():
-        found = await registry(any_database)
+        found = await current_registry(any_database)
         assert seen.setdefault(found.version, len(found.vaults)) == len(found.vaults)
         assert all(one.spans for one in found.vaults)
     await registering

@@ -17,9 +17,9 @@ from api_worlds import Answer, Api, Customer, exchange, read_answer, request_byt
 from patience import PATIENCE_S
 from store_stories import values
 from vaultevents.api import connection
-from vaultevents.api.auth import MAX_BODY_BYTES
 from vaultevents.api.connection import MAX_HEADER_BYTES, MAX_REQUEST_BYTES
 from vaultevents.api.server import ServerOptions, bind
+from vaultevents.core.jsonbody import MAX_BODY_BYTES
 from vaultevents.store.pool import Database
 
 pytestmark = pytest.mark.integration

@@ -24,8 +24,8 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generat
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, NoEncryption, PrivateFormat
 
 from command_line import CommandLine, Ended
-from vaultevents.api.auth import MAX_BODY_BYTES
 from vaultevents.cli import main
+from vaultevents.core.jsonbody import MAX_BODY_BYTES
 from vaultevents.core.tokens import Presented, TokenRules, check_claims, read_token, signed_by
 from vaultevents.devnet.certificates import issue
 
@@ -198,7 +198,7 @@ async def test_json_is_one_object_with_everything(customer: Customer, receiver: 
     receiver.answer = lambda arrived: web.Response(status=502, text="<html>bad gateway")
     done = await customer.call("GET", "/v1/account", "--json")
     assert (done.json["status"], done.json["body"]) == (502, "<html>bad gateway")
-    assert done.error == "the answer is 502 Bad Gateway, and no problem that the API tells: see that --url leads to it"
+    assert done.error == "the answer is 502 Bad Gateway, and no problem document of the API: see that --url leads to it"
 
 
 async def test_a_problem_is_one_sentence_and_exit_code_1(customer: Customer, receiver: Receiver) -> None:

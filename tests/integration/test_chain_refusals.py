@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vaultevents.chain.refusals import RangeSize, Refusal, allowed_blocks, classify, limits_blocks, told_pause_s
+from vaultevents.chain.refusals import RangeSize, Refusal, allowed_blocks, backoff_s, classify, limits_blocks
 
 pytestmark = pytest.mark.integration
 
@@ -148,7 +148,7 @@ def test_what_is_not_a_limit_on_logs_is_not_taken_for_one(code: int, message: st
     ],
 )
 def test_the_pause_that_an_answer_asks_for_in_its_own_words(answer: bytes, pause_s: float) -> None:
-    assert told_pause_s(answer) == pause_s
+    assert backoff_s(answer) == pause_s
 
 
 def test_a_limit_on_blocks_is_told_from_one_on_what_is_in_them() -> None:

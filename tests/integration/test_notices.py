@@ -7,9 +7,9 @@ from uuid import uuid4
 import pytest
 
 from store_stories import rows, shift_clock, simple_world, webhook
-from vaultevents.store.cursors import lock_registry
 from vaultevents.store.notices import Notice, claim_notices, finish, forget, postpone, record
 from vaultevents.store.pool import Database
+from vaultevents.store.registry import lock_registry
 from vaultevents.store.webhooks import disable_webhook
 
 pytestmark = pytest.mark.integration

@@ -15,6 +15,7 @@ from vaultevents.store import accounts
 from vaultevents.store.cursors import open_stream
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
+from vaultevents.store.registry import current_registry
 from vaultevents.store.validators import earliest_epoch, epoch_at, known, read_discovery, record, set_span_times
 
 pytestmark = pytest.mark.integration
@@ -146,7 +147,7 @@ async def test_a_known_validator_that_comes_to_pay_by_other_credentials_is_read_
 
 
 async def spans(database: Database) -> list[tuple[int | None, int | None, int | None]]:
-    vaults = (await accounts.registry(database)).vaults
+    vaults = (await current_registry(database)).vaults
     return [(each.first_time_s, each.last_time_s, each.quiet_time_s) for vault in vaults for each in vault.spans]
 
 
@@ -179,12 +180,12 @@ async def test_a_closed_span_gets_the_time_of_its_end_and_a_hushed_one_that_of_i
     await accounts.add_vault(any_database, "acme", "a", VAULT, None, 100, deliver=False)
     await accounts.add_vault(any_database, "acme", "b", OTHER, None, 120)
     await accounts.remove_vault(any_database, "acme", "b", 300)
-    registry = await accounts.registry(any_database)
+    registry = await current_registry(any_database)
     assert registry.blocks_without_time() == {100, 120, 150, 300}
     times_s = {block: 1_000 + 12 * block for block in registry.blocks_without_time()}
     await set_span_times(any_database, times_s, TIME)
     assert await spans(any_database) == [(2_200, None, 2_800), (2_440, 4_600, None)]
-    assert not (await accounts.registry(any_database)).blocks_without_time()
+    assert not (await current_registry(any_database)).blocks_without_time()
     assert epoch_at(TIME, 5) == 0
 
 
@@ -197,7 +198,7 @@ async def test_a_span_is_not_placed_before_it_is_known_which_of_its_events_are_q
     await live_at(any_database, 50)
     await set_span_times(any_database, {100: 2_200}, TIME)
     assert await spans(any_database) == [(None, None, None), (2_200, None, None)]
-    assert (await accounts.registry(any_database)).blocks_without_time() == {100, 150}
+    assert (await current_registry(any_database)).blocks_without_time() == {100, 150}
     await set_span_times(any_database, {100: 2_200, 150: 2_800}, TIME)
     assert await spans(any_database) == [(2_200, None, 2_800), (2_200, None, None)]
     assert await backfills(any_database, "validators") == [(3, 50)]

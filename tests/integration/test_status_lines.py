@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from vaultevents.cli import inspect
+from vaultevents.cli.status import audit_line
 from vaultevents.store.status import CursorFacts
 
 pytestmark = pytest.mark.integration
@@ -52,5 +52,5 @@ def cursor(kind: str, first: int, position: int) -> CursorFacts:
 )
 def test_the_audit_claims_what_it_has_read(first: int, position: int, live: int, per_s: float, line: str) -> None:
     lives = [cursor("live", first, live)]
-    told = inspect.audit_line(cursor("audit", first, position), lives, per_s)
-    assert told.startswith(f"logs at http://node#1: {line}")
+    shown = audit_line(cursor("audit", first, position), lives, per_s)
+    assert shown.startswith(f"logs at http://node#1: {line}")

@@ -28,7 +28,7 @@ from vaultevents.api import problems
 from vaultevents.api.limits import Buckets, Rate, SeenTokens, neighbourhood, plain_address
 from vaultevents.api.problems import Problem, too_many
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
-from vaultevents.core.jsonbody import JsonMalformed, parse_json
+from vaultevents.core.jsonbody import MAX_BODY_BYTES, JsonMalformed, parse_json
 from vaultevents.core.rsakeys import load_public_key
 from vaultevents.core.sealing import HashKey, keyed_hash
 from vaultevents.core.tokens import (
@@ -45,7 +45,6 @@ from vaultevents.store.apikeys import ApiKey, KeyRing
 
 log = structlog.get_logger("api")
 
-MAX_BODY_BYTES: Final = 16 * 1024
 OPEN_PATHS: Final = frozenset({"/v1/openapi.json", "/docs"})
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 WITHOUT_BODY: Final = frozenset({*READING, "DELETE"})

@@ -18,10 +18,11 @@ from pydantic import TypeAdapter
 from starlette.responses import Response
 
 from vaultevents.api import models
-from vaultevents.api.auth import MAX_BODY_BYTES, Caller
+from vaultevents.api.auth import Caller
 from vaultevents.api.limits import AccountShares, Rate, Shares
 from vaultevents.api.problems import Invalid, Problem, validation_failed
 from vaultevents.core.errors import InputError
+from vaultevents.core.jsonbody import MAX_BODY_BYTES
 from vaultevents.core.pages import decode_cursor, encode_cursor
 from vaultevents.core.registry import Vault
 from vaultevents.core.sealing import NONCE_BYTES, HashKey, MasterKey, Secret

@@ -16,10 +16,10 @@ from typing import Literal
 import aiohttp
 
 from vaultevents.chain import beaconwire
-from vaultevents.chain.beaconnode import JSON, SSZ, BeaconCounters, BeaconNode
+from vaultevents.chain.beaconnode import SSZ, BeaconCounters, BeaconNode
 from vaultevents.chain.beaconwire import Payload
+from vaultevents.chain.http import JSON, Deadlines, HttpExchange
 from vaultevents.chain.idlists import VALIDATORS, IdLists
-from vaultevents.chain.jsonrpc import Patience
 from vaultevents.chain.scan import ListScan, Scan
 from vaultevents.chain.statescan import KNOWN_FORKS, StateScan
 from vaultevents.chain.upstream import UpstreamNodes
@@ -80,13 +80,18 @@ class BeaconOptions:
             raise ConfigError("times of the beacon chain cannot be negative")
 
     @property
-    def patience(self) -> Patience:
-        return Patience(self.connect_timeout_s, self.total_timeout_s, self.answer_limit_bytes, batch_size=1)
+    def deadlines(self) -> Deadlines:
+        """The deadlines of all exchanges but scans."""
+        return Deadlines(self.connect_timeout_s, self.total_timeout_s)
+
+    @property
+    def scan_deadlines(self) -> Deadlines:
+        return Deadlines(self.connect_timeout_s, self.scan_total_s, self.scan_idle_s)
 
 
 @dataclass(frozen=True, slots=True)
 class BeaconIdentity:
-    """What tells one beacon chain from another, and how it counts time (rule E10)."""
+    """What distinguishes one beacon chain from another, and how it counts time (rule E10)."""
 
     genesis_validators_root: Hash32
     time: ChainTime
@@ -124,7 +129,7 @@ class BeaconChain(UpstreamNodes[BeaconNode, BeaconIdentity, BeaconCounters]):
         self, urls: Sequence[str], options: BeaconOptions | None = None, *, clock: Callable[[], float] = time.time
     ) -> None:
         self._options = options or BeaconOptions()
-        super().__init__("beacon", urls, self._options.patience, BeaconCounters())
+        super().__init__("beacon", urls, self._options.deadlines, BeaconCounters())
         self._clock = clock
         self._id_lists = IdLists(self._options.ids_per_post, self._options.ids_per_get, self.counters)
         self._highest: Finality | None = None
@@ -132,11 +137,9 @@ class BeaconChain(UpstreamNodes[BeaconNode, BeaconIdentity, BeaconCounters]):
 
     def _node(self, url: str, session: aiohttp.ClientSession) -> BeaconNode:
         options = self._options
-        scan = aiohttp.ClientTimeout(
-            total=options.scan_total_s, sock_connect=options.connect_timeout_s, sock_read=options.scan_idle_s
-        )
         line = self._line(url, attempts=options.attempts, wait_s=options.retry_wait_s, set_aside_s=options.set_aside_s)
-        return BeaconNode(url, session, options.patience, scan, line, self.counters)
+        http = HttpExchange(line, session, options.deadlines)
+        return BeaconNode(url, http, options.scan_deadlines, self.counters, answer_bytes=options.answer_limit_bytes)
 
     async def _identify(self, node: BeaconNode) -> BeaconIdentity:
         return await _identity(node)

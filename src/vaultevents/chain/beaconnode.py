@@ -1,29 +1,26 @@
-"""One beacon node over HTTP: its REST routes, deadlines, a cap on what is read, no URL in any error.
+"""One beacon node: the requests of its REST routes, and the bodies of its answers.
 
-Of an error answer only the HTTP status counts, because its body differs from client to client. No redirect is
-followed, and answers are asked for without compression, so that a cap on an answer is a cap on memory.
+Of an error answer only the HTTP status counts, because its body differs from client to client.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 import aiohttp
 import msgspec
 from yarl import URL
 
-from vaultevents.chain.jsonrpc import Patience, asked_pause_s
-from vaultevents.chain.lines import Counters, Line, Passing, RateLimited, TooSlow
+from vaultevents.chain.http import Deadlines, HttpExchange, Request, asked_pause_s, read_body
+from vaultevents.chain.lines import Counters
 from vaultevents.chain.urls import scrub
 from vaultevents.core.errors import SourceUnavailable
 
-JSON = "application/json"
 SSZ = "application/octet-stream"
-_CHUNK_BYTES = 65536
 _ERROR_BYTES = 4096
 _MESSAGE = re.compile(rb'"(?:message|title)"\s*:\s*"([^"]{1,1000})"')
 _NONE: frozenset[int] = frozenset()
@@ -57,35 +54,28 @@ class Sink(Protocol):
 
 
 S = TypeVar("S", bound=Sink)
-T = TypeVar("T")
 
 
 class BeaconNode:
     """One node. `name` is its redacted name; `takes_post` and `gives_…` are what was learned about it."""
 
     def __init__(
-        self,
-        url: str,
-        session: aiohttp.ClientSession,
-        patience: Patience,
-        stream_timeout: aiohttp.ClientTimeout,
-        line: Line,
-        counters: BeaconCounters,
+        self, url: str, http: HttpExchange, scan: Deadlines, counters: BeaconCounters, *, answer_bytes: int
     ) -> None:
-        self.name = line.name
-        self.line = line
+        self.name = http.name
+        self.line = http.line
         self.takes_post = True
         self.gives_ssz = True
         self.gives_blinded = True
         self._url = url
-        self._session = session
-        self._patience = patience
-        self._stream_timeout = stream_timeout
+        self._http = http
+        self._scan = scan
         self._counters = counters
+        self._answer_bytes = answer_bytes
 
     async def get(self, path: str, ids: Sequence[int] = ()) -> bytes:
-        """The body of a 200. `ids` become repeated `id=` parameters, the only form that every client reads."""
-        url = self._at(path).extend_query([("id", str(one)) for one in ids])
+        """Return the body of a 200. `ids` become repeated `id=` parameters, the only form that every client reads."""
+        url = self._at(path).extend_query([("id", str(index)) for index in ids])
         content = await self._whole("GET", path, url, None, _NONE)
         assert isinstance(content, bytes)
         return content
@@ -95,7 +85,7 @@ class BeaconNode:
         return await self._whole("GET", path, self._at(path), None, missing)
 
     async def post(self, path: str, body: object, allowed: frozenset[int]) -> bytes | Refused:
-        """The body of a 200 to this JSON body; `Refused` for a status in `allowed`."""
+        """Return the body of a 200 to this JSON body; `Refused` for a status in `allowed`."""
         return await self._whole("POST", path, self._at(path), msgspec.json.encode(body), allowed)
 
     async def stream(
@@ -109,7 +99,7 @@ class BeaconNode:
         async def read(response: aiohttp.ClientResponse) -> S | Refused | None:
             if response.status != 200:
                 return await self._refused(response, path, allowed)
-            self._check_plain(response)
+            self._http.check_plain(response)
             sink = sink_for(response.headers)
             while sink is not None and not sink.is_done and (piece := await response.content.readany()):
                 self._counters.scanned_bytes += len(piece)
@@ -118,78 +108,35 @@ class BeaconNode:
                 response.close()
             return sink
 
-        ask = partial(self._exchange, "GET", self._at(path), None, {"accept": accept}, self._stream_timeout, read)
-        return await self.line.ask(ask, attempts=1)
+        request = Request("GET", self._at(path), headers={"accept": accept})
+        return await self.line.ask(partial(self._http.fetch, request, read, self._scan), attempts=1)
 
     async def _whole(
-        self, method: str, path: str, url: URL, body: bytes | None, allowed: frozenset[int]
+        self, method: Literal["GET", "POST"], path: str, url: URL, body: bytes | None, allowed: frozenset[int]
     ) -> bytes | Refused:
         async def read(response: aiohttp.ClientResponse) -> bytes | Refused:
             if response.status != 200:
                 return await self._refused(response, path, allowed)
-            self._check_plain(response)
-            content = bytearray()
-            async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-                content += chunk
-                if len(content) > self._patience.answer_bytes:
-                    response.close()
-                    raise SourceUnavailable(
-                        self.name, f"its answer to {path} is more than {self._patience.answer_bytes} bytes"
-                    )
-            return bytes(content)
+            self._http.check_plain(response)
+            content = await read_body(response, self._answer_bytes)
+            if content is None:
+                raise SourceUnavailable(self.name, f"its answer to {path} is more than {self._answer_bytes} bytes")
+            return content
 
-        ask = partial(self._exchange, method, url, body, {}, None, read)
-        return await self.line.ask(ask)
-
-    async def _exchange(
-        self,
-        method: str,
-        url: URL,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        timeout: aiohttp.ClientTimeout | None,
-        read: Callable[[aiohttp.ClientResponse], Awaitable[T]],
-    ) -> T:
-        self._counters.requests += 1
-        problem: SourceUnavailable
-        timeout = timeout or self._session.timeout
-        try:
-            async with self._session.request(
-                method, url, data=body, headers=headers, timeout=timeout, allow_redirects=False
-            ) as response:
-                return await read(response)
-        except aiohttp.ConnectionTimeoutError:
-            problem = SourceUnavailable(self.name, f"cannot be connected to within {self._patience.connect_s:g} s")
-        except aiohttp.SocketTimeoutError:
-            problem = TooSlow(self.name, f"sends nothing for {timeout.sock_read:g} s")
-        except TimeoutError:
-            problem = TooSlow(self.name, f"gives no whole answer within {timeout.total:g} s")
-        except aiohttp.ClientPayloadError:
-            problem = Passing(self.name, "breaks off in the middle of an answer")
-        except (aiohttp.ClientError, OSError) as error:
-            problem = Passing(self.name, f"cannot be reached ({type(error).__name__})")
-        raise problem  # outside of the handler: aiohttp's exception carries the URL and must not hang on to this one
+        return await self.line.ask(partial(self._http.fetch, Request(method, url, body), read))
 
     def _at(self, path: str) -> URL:
         top = URL(self._url)
         return top.with_path(top.raw_path.rstrip("/") + path, encoded=True, keep_query=True)
 
-    def _check_plain(self, response: aiohttp.ClientResponse) -> None:
-        if response.headers.get("content-encoding", "identity").lower() != "identity":
-            raise SourceUnavailable(self.name, "compresses its answers although it was asked not to")
-
     async def _refused(self, response: aiohttp.ClientResponse, path: str, allowed: frozenset[int]) -> Refused:
         status = response.status
-        said = _MESSAGE.search(await response.content.read(_ERROR_BYTES))
+        message = _MESSAGE.search(await response.content.read(_ERROR_BYTES))
         response.close()
-        words = f" ({scrub(said[1].decode(errors='replace'), self._url)})" if said else ""
-        problem = f"answers {path} with HTTP status {status}{words}"
+        reason = f" ({scrub(message[1].decode(errors='replace'), self._url)})" if message else ""
+        problem = f"answers {path} with HTTP status {status}{reason}"
         if status in allowed:
             return Refused(problem)
-        if status == 429:
-            raise RateLimited(self.name, "HTTP status 429", asked_pause_s(response))
-        if status >= 500:
-            raise Passing(self.name, problem)
         if status in (401, 403):
             problem += "; is the URL (with its key) right?"
-        raise SourceUnavailable(self.name, problem)
+        raise self._http.status_error(status, problem, asked_pause_s(response))

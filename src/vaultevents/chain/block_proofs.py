@@ -157,7 +157,7 @@ async def _with_transactions(
 
 @dataclass(frozen=True, slots=True)
 class ProvenRange:
-    """All logs of the queried topics in a span, whoever emitted them, in chain order, and how they are proven.
+    """All logs of the queried topics in a span, of any contract, in chain order, and how they are proven.
 
     `times_s` has the time of each block with a log; `last` is the header of the span's last block. Of the span's
     headers `hashes_rebuilt` hash to their block's hash; of the `blocks_read` the receipts of `roots_rebuilt` make up

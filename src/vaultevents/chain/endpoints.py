@@ -325,9 +325,9 @@ def _count(counters: Counters, error: SourceUnavailable | WrongNetwork) -> str:
 def _all_failed(errors: Sequence[SourceUnavailable | WrongNetwork]) -> SourceUnavailable | WrongNetwork:
     if len(errors) == 1:
         return errors[0]
-    told = "; ".join(str(error) for error in errors)
+    named = "; ".join(str(error) for error in errors)
     unavailable = [error for error in errors if isinstance(error, SourceUnavailable)]
     if not unavailable:
-        return WrongNetwork(f"no node can be used: {told}")
+        return WrongNetwork(f"no node can be used: {named}")
     kind = SourceUnavailable if isinstance(unavailable[-1], Held) else type(unavailable[-1])
-    return kind(f"all {len(errors)} nodes", f"none could answer: {told}")
+    return kind(f"all {len(errors)} nodes", f"none could answer: {named}")

@@ -5,7 +5,6 @@ Rule C1 (which head), rule C2 (trust in the node), rule C10 (query shape), rule 
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,14 @@ from typing import Literal
 import aiohttp
 
 from vaultevents import metrics
-from vaultevents.chain import wire, withdrawals
+from vaultevents.chain import contract_calls, wire, withdrawals
 from vaultevents.chain.anchoring import Anchor, check_blocks, confirm
 from vaultevents.chain.block_proofs import Budget, ProvenRange, ReadOptions, oldest_with_receipts, prove_range
 from vaultevents.chain.blocks import block_answer, header_call, read_block, read_header, read_linked_headers
-from vaultevents.chain.heads import BEHIND_S, Heads
-from vaultevents.chain.jsonrpc import Answer, Call, Patience, RpcFailure, RpcNode
+from vaultevents.chain.contract_calls import Reverted
+from vaultevents.chain.heads import BEHIND_S, HeadPolicy, Heads
+from vaultevents.chain.http import Deadlines, HttpExchange
+from vaultevents.chain.jsonrpc import Call, RpcFailure, RpcNode
 from vaultevents.chain.lines import Counters
 from vaultevents.chain.log_range import LogQuery
 from vaultevents.chain.logs import LogRange, read_logs
@@ -34,36 +35,12 @@ from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32, checksum, hex_text
 from vaultevents.core.withdrawals import WithdrawalBlock
 
-__all__ = ["Anchor", "ExecutionChain", "ExecutionOptions", "HeadPolicy", "Identity", "LogRange"]
+__all__ = ["Anchor", "ExecutionChain", "ExecutionOptions", "HeadPolicy", "Identity", "LogRange", "Reverted"]
 
-_OLD_STATE = re.compile(r"missing trie|\bstate|prun|histor|archive|available|\bolder\b|header not found", re.IGNORECASE)
 OLDEST_KNOWN_S = 600.0
 NOTHING = Watched()
 FUTURE_S = 60.0
 """So far may a node's head be ahead of the clock."""
-_NEAR_HEAD = re.compile(r"latest-([0-9]{1,6})")
-
-
-@dataclass(frozen=True, slots=True)
-class HeadPolicy:
-    """Up to which block is read: a block tag, and how many blocks before it (rule C1)."""
-
-    tag: Literal["finalized", "safe", "latest"] = "finalized"
-    depth: int = 0
-
-    @classmethod
-    def parse(cls, text: str) -> HeadPolicy:
-        """From `finalized`, `safe` or `latest-N`; raises `InputError` for anything else."""
-        if text == "finalized":
-            return cls("finalized")
-        if text == "safe":
-            return cls("safe")
-        if near := _NEAR_HEAD.fullmatch(text):
-            return cls("latest", int(near[1]))
-        raise InputError(f"'{text}' is not a head: write finalized, safe, or latest-N (for example latest-32)")
-
-    def __str__(self) -> str:
-        return f"latest-{self.depth}" if self.tag == "latest" else self.tag
 
 
 Completeness = Literal["union", "receipts"]
@@ -114,31 +91,19 @@ class ExecutionOptions:
             raise ConfigError("blooms_per_day cannot be negative")
 
     @property
-    def patience(self) -> Patience:
-        return Patience(
-            self.connect_timeout_s,
-            self.total_timeout_s,
-            self.answer_limit_bytes,
-            self.batch_size,
-        )
+    def deadlines(self) -> Deadlines:
+        return Deadlines(self.connect_timeout_s, self.total_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What tells one network from another (rule E10)."""
+    """What distinguishes one network from another (rule E10)."""
 
     chain_id: int
     genesis_hash: Hash32
 
     def __str__(self) -> str:
         return f"chain id {self.chain_id} with block 0 {hex_text(self.genesis_hash)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Reverted:
-    """A call that a contract refuses; `data` is the error with its selector."""
-
-    data: bytes
 
 
 class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
@@ -168,13 +133,16 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         self._checkpoint: tuple[int, Hash32] | None = None
         self._oldest_receipts: tuple[int | None, float] | None = None
         self.anchor = anchor
-        super().__init__("execution", urls, self._options.patience, Counters())
+        super().__init__("execution", urls, self._options.deadlines, Counters())
 
     def _node(self, url: str, session: aiohttp.ClientSession) -> RpcNode:
         options = self._options
         line = self._line(url, attempts=options.attempts, wait_s=options.retry_wait_s, set_aside_s=options.set_aside_s)
         line.log_range = RangeSize(options.log_range_start or options.log_range_max, options.log_range_max)
-        return RpcNode(url, session, options.patience, line.log_range, line)
+        http = HttpExchange(line, session, options.deadlines)
+        return RpcNode(
+            url, http, line.log_range, answer_bytes=options.answer_limit_bytes, batch_size=options.batch_size
+        )
 
     async def _identify(self, node: RpcNode) -> Identity:
         return await _identity(node)
@@ -373,7 +341,7 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
     async def prove_range(
         self, span: Span, anchor: Hash32 | None, oracles: Collection[Address], watched: Watched = NOTHING
     ) -> ProvenRange:
-        """All logs of the two topics in `span`, whoever emitted them, and the reports of `oracles`.
+        """All logs of the two topics in `span`, of any contract, and the reports of `oracles`.
 
         They come from headers and receipts alone. No node is asked which blocks hold logs: each block whose bloom may
         hold one of the topics is read. The hashes of transactions are proven where a log is `watched`. `anchor` as in
@@ -418,71 +386,44 @@ class ExecutionChain(UpstreamNodes[RpcNode, Identity, Counters]):
         return await self._open.ask(search)
 
     async def has_code(self, address: Address) -> bool:
-        """Whether there is a contract at `address`, at the head."""
-        return await self._open.ask(partial(self._code_at_head, address))
+        """Return whether there is a contract at `address`, at the head."""
 
-    async def _code_at_head(self, address: Address, node: RpcNode) -> bool:
-        found = await _has_code(node, address, (await self._head_at(node)).number)
-        if isinstance(found, RpcFailure):
-            raise SourceUnavailable(node.name, f"cannot tell whether {checksum(address)} is a contract: {found}")
-        return found
+        async def ask(node: RpcNode) -> bool:
+            return await contract_calls.has_code(node, address, (await self._head_at(node)).number)
+
+        return await self._open.ask(ask)
 
     async def call(self, to: Address, data: bytes, block: int | None = None) -> bytes | Reverted:
-        """What a contract answers to `data` at a block (default: the finalized one); `Reverted` when it refuses.
+        """Return what a contract answers to `data` at a block (default: the finalized one), or its revert.
 
-        Raises `SourceUnavailable` when no node can tell, as for the state of an old block.
+        Raises `SourceUnavailable` when no node can answer, as for the state of an old block.
         """
         position = "finalized" if block is None else hex(block)
-        return await self._open.ask(partial(_call, to, data, position))
+        return await self._open.ask(partial(contract_calls.call, to=to, data=data, position=position))
 
     async def creation_block(self, address: Address) -> int:
-        """The first block after which `address` has code, up to the head.
+        """Return the first block after which `address` has code, up to the head.
 
         Raises `InputError` when it has none, and when no node keeps the old state that the search needs.
         """
-        question = partial(self._first_code, address)
 
         async def search(node: RpcNode) -> int | RpcFailure:
-            found = await question(node)
-            again = await self._open.ask_another(node, question) if isinstance(found, RpcFailure) else None
+            return await contract_calls.first_block_with_code(
+                node, address, (await self._head_at(node)).number, str(self._head)
+            )
+
+        async def search_with_stand_in(node: RpcNode) -> int | RpcFailure:
+            found = await search(node)
+            again = await self._open.ask_another(node, search) if isinstance(found, RpcFailure) else None
             return again if isinstance(again, int) else found
 
-        found = await self._open.ask(search)
+        found = await self._open.ask(search_with_stand_in)
         if isinstance(found, RpcFailure):
             raise InputError(
                 f"the creation block of {checksum(address)} cannot be found, because no node in use keeps old state "
                 f"({found}): give a block number instead"
             )
         return found
-
-    async def _first_code(self, address: Address, node: RpcNode) -> int | RpcFailure:
-        """By bisection: code stays once it is there. The failure is that of a node without the state of a block."""
-        last = (await self._head_at(node)).number
-        has_code = await _has_code(node, address, last)
-        if isinstance(has_code, RpcFailure):
-            raise SourceUnavailable(node.name, f"cannot tell whether {checksum(address)} is a contract: {has_code}")
-        if not has_code:
-            raise InputError(f"{checksum(address)} has no code at the {self._head} block {last}: check the address")
-        first = 0
-        while first < last:
-            middle = (first + last) // 2
-            has_code = await _has_code(node, address, middle)
-            if isinstance(has_code, RpcFailure):
-                if _OLD_STATE.search(has_code.message):
-                    return has_code
-                raise SourceUnavailable(node.name, f"cannot give the code at block {middle}: {has_code}")
-            first, last = (first, middle) if has_code else (middle + 1, last)
-        return first
-
-
-async def _call(to: Address, data: bytes, position: str, node: RpcNode) -> bytes | Reverted:
-    asked = {"to": hex_text(to), "data": hex_text(data)}
-    (answer,) = await node.ask([Call("eth_call", (asked, position))])
-    if isinstance(answer, RpcFailure):
-        if answer.data or "revert" in answer.message.lower():
-            return Reverted(wire.data(node.name, "the reason", answer.data or "0x"))
-        raise SourceUnavailable(node.name, f"cannot call {checksum(to)} at block {position}: {answer}")
-    return wire.data(node.name, "the answer", wire.text(node.name, "the answer", answer))
 
 
 async def _identity(node: RpcNode) -> Identity:
@@ -491,11 +432,3 @@ async def _identity(node: RpcNode) -> Identity:
         raise SourceUnavailable(node.name, f"cannot tell its chain id: {chain_id}")
     number = wire.quantity(node.name, "the chain id", wire.text(node.name, "the chain id", chain_id))
     return Identity(number, read_block(node, 0, genesis).header.hash)
-
-
-async def _has_code(node: RpcNode, address: Address, number: int) -> bool | RpcFailure:
-    answer: Answer
-    (answer,) = await node.ask([Call("eth_getCode", (hex_text(address), hex(number)))])
-    if isinstance(answer, RpcFailure):
-        return answer
-    return bool(wire.data(node.name, "the code", wire.text(node.name, "the code", answer)))

@@ -58,7 +58,7 @@ class IdLists:
         exist, found = set(known), dict[int, ValidatorRecord]()
 
         def new_from(index: int) -> list[int]:
-            return list(islice((one for one in count(index) if one not in exist), step))
+            return list(islice((new for new in count(index) if new not in exist), step))
 
         ids = [*known, *new_from(first)]
         while ids:
@@ -78,7 +78,7 @@ class IdLists:
         part = ids[: self.per_post]
         content = None
         if node.takes_post:
-            content = await node.post(VALIDATORS, {"ids": [str(one) for one in part]}, _NO_POST)
+            content = await node.post(VALIDATORS, {"ids": [str(index) for index in part]}, _NO_POST)
         if not isinstance(content, bytes):
             part = ids[: self.per_get]
             content = await node.get(VALIDATORS, part)
@@ -94,5 +94,7 @@ class IdLists:
 def _check_all_there(node: BeaconNode, asked: Sequence[int], records: Sequence[ValidatorRecord]) -> None:
     missing = set(asked).difference(record.index for record in records)
     if missing:
-        told = f"gives {len(asked) - len(missing)} of {len(asked)} validators; {min(missing)} is missing, which exists"
-        raise NodeFault(node.name, told)
+        problem = (
+            f"gives {len(asked) - len(missing)} of {len(asked)} validators; {min(missing)} is missing, which exists"
+        )
+        raise NodeFault(node.name, problem)

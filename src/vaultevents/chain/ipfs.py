@@ -21,11 +21,10 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import urljoin, urlsplit
 
 import aiohttp
@@ -34,8 +33,8 @@ from yarl import URL
 
 from vaultevents import __version__
 from vaultevents.chain.endpoints import Endpoints
-from vaultevents.chain.jsonrpc import asked_pause_s
-from vaultevents.chain.lines import Counters, Line, Passing, RateLimited, TooSlow
+from vaultevents.chain.http import Deadlines, HttpExchange, Request, asked_pause_s, read_body
+from vaultevents.chain.lines import Counters, Line, TooSlow
 from vaultevents.chain.urls import node_name, scrub
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, VaulteventsError
 from vaultevents.core.nodes import NodeMemory
@@ -47,7 +46,6 @@ _log = structlog.get_logger()
 Check = Callable[[bytes], None]
 """Raises `ValueError` or `VaulteventsError`, with the reason, for bytes that are not the file. Runs in a thread."""
 
-_CHUNK_BYTES = 65536
 _KUBO = "kubo+"
 _PLACE = "{cid}"
 # Letters and digits only: no such text can leave its place in a URL or in a path. A CIDv0 has 46, a usual CIDv1 59.
@@ -104,9 +102,7 @@ class IpfsClient:
         open_for = partial(open_session, ca_file=self._ca_file, connect_timeout_s=limits.connect_s)
         self._open = open_for(Guard(_EVERYWHERE, lookup_timeout_s=limits.connect_s))
         self._guarded = open_for(self._guard)
-        gateways = [
-            _Gateway(one, self._open, self._guarded, self._guard, limits, self._line(one)) for one in self._sources
-        ]
+        gateways = [self._gateway(source) for source in self._sources]
         self._gateways = Endpoints(gateways, _any)
         return self
 
@@ -116,9 +112,9 @@ class IpfsClient:
         await self._open.close()
         await self._guarded.close()
 
-    def _line(self, source: _Source) -> Line:
+    def _gateway(self, source: _Source) -> _Gateway:
         limits = self._limits
-        return Line(
+        line = Line(
             source.name,
             "ipfs",
             self.counters,
@@ -126,6 +122,8 @@ class IpfsClient:
             wait_s=limits.retry_wait_s,
             set_aside_s=limits.set_aside_s,
         )
+        http = HttpExchange(line, self._open, Deadlines(limits.connect_s, limits.attempt_s), "file")
+        return _Gateway(source, http, self._guarded, self._guard, limits)
 
     def memories(self) -> list[NodeMemory]:
         """What is known of each gateway now, the preferred one first."""
@@ -159,15 +157,14 @@ class IpfsClient:
             return await self._gateways.ask(partial(self._from_gateway, cid, check, faulty))
         except SourceUnavailable as error:
             problem = NodeFault(error.node, error.problem) if faulty else error
-        raise problem  # outside of the handler, as in `_Gateway.get`
+        raise problem  # outside of the handler: the former error must not become its context
 
     async def _from_gateway(self, cid: str, check: Check, faulty: list[str], gateway: _Gateway) -> bytes:
         """The checked bytes of one gateway, whose name joins `faulty` when they are not the file."""
         limits = self._limits
         try:
             async with asyncio.timeout(limits.gateway_s):
-                ask = partial(gateway.get, cid)
-                content = await gateway.line.ask(ask)
+                content = await gateway.line.ask(partial(gateway.get, cid))
         except TimeoutError:
             raise TooSlow(gateway.name, f"gives no whole file within {limits.gateway_s:g} s") from None
         try:
@@ -180,7 +177,7 @@ class IpfsClient:
 
 
 async def _any(_: _Gateway) -> None:
-    """Every gateway is used: its bytes are checked, whoever it is."""
+    """Admit every gateway: its bytes are checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +187,7 @@ class _Source:
     name: str
     url: str
     template: str
-    method: str
+    method: Literal["GET", "POST"]
 
 
 def _parsed(url: str) -> _Source:
@@ -208,22 +205,21 @@ def _parsed(url: str) -> _Source:
     return _Source(name, plain, parts._replace(path=f"{base}/ipfs/{_PLACE}").geturl(), "GET")
 
 
+@dataclass(frozen=True, slots=True)
+class _Redirect:
+    location: str
+
+
 class _Gateway:
     """One gateway. `name` is its redacted name."""
 
     def __init__(
-        self,
-        source: _Source,
-        own: aiohttp.ClientSession,
-        guarded: aiohttp.ClientSession,
-        guard: Guard,
-        limits: IpfsLimits,
-        line: Line,
+        self, source: _Source, http: HttpExchange, guarded: aiohttp.ClientSession, guard: Guard, limits: IpfsLimits
     ) -> None:
         self.name = source.name
-        self.line = line
+        self.line = http.line
         self._source = source
-        self._own = own
+        self._http = http
         self._guarded = guarded
         self._guard = guard
         self._limits = limits
@@ -232,37 +228,22 @@ class _Gateway:
         return scrub(text, self._source.url)
 
     async def get(self, cid: str) -> bytes:
-        """The body of a 200, unchecked, within the deadline of one attempt. Raises `SourceUnavailable`."""
-        limits = self._limits
-        problem: SourceUnavailable
+        """Return the body of a 200, unchecked, within the deadlines of one attempt. Raises `SourceUnavailable`."""
         try:
-            async with asyncio.timeout(limits.attempt_s):
-                return await self._follow(self._source.template.replace(_PLACE, cid))
-        except aiohttp.ConnectionTimeoutError:
-            problem = SourceUnavailable(self.name, f"cannot be connected to within {limits.connect_s:g} s")
-        except TimeoutError:
-            problem = TooSlow(self.name, f"gives no whole file within {limits.attempt_s:g} s")
+            return await self._http.within(partial(self._follow, self._source.template.replace(_PLACE, cid)))
         except EgressRefused as error:
             problem = SourceUnavailable(self.name, f"redirects to a place that is not allowed: {error}")
-        except aiohttp.ClientPayloadError:
-            problem = Passing(self.name, "breaks off in the middle of the file")
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            problem = Passing(self.name, f"cannot be reached ({type(error).__name__})")
-        raise problem  # outside of the handler: aiohttp's exception carries the URL and must not hang on to this one
+        raise problem
 
     async def _follow(self, url: str) -> bytes:
-        """The answer at `url`, or where it redirects to."""
-        session, target = self._own, URL(url, encoded=True)
+        """Return the body at `url`, or where it redirects to."""
+        session, target = None, URL(url, encoded=True)
         for _ in range(self._limits.redirects + 1):
-            self.line.counters.requests += 1
-            async with session.request(
-                self._source.method, target, headers=_HEADERS, allow_redirects=False
-            ) as response:
-                if response.status not in _REDIRECTS or self._source.method != "GET":
-                    return await self._read(response)
-                location = response.headers.get("location", "")
-                response.close()  # whatever comes after the headers is of no interest
-            session, target = self._guarded, self._vetted(str(target), location)
+            request = Request(self._source.method, target, headers=_HEADERS)
+            found = await self._http.send(request, self._read, session=session)
+            if isinstance(found, bytes):
+                return found
+            session, target = self._guarded, self._vetted(str(target), found.location)
         raise SourceUnavailable(self.name, f"redirects more than {self._limits.redirects} times")
 
     def _vetted(self, base: str, location: str) -> URL:
@@ -272,35 +253,27 @@ class _Gateway:
             reason = f"redirects to a place that is not allowed: {self.scrubbed(str(error))}"
         raise SourceUnavailable(self.name, reason)
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        """The body, never more than the cap. What is refused is not read on: its connection is closed."""
-        if response.status == 429:
-            response.close()
-            raise RateLimited(self.name, "HTTP status 429", asked_pause_s(response))
-        reason = self._reason_against(response)
-        content = BytesIO()  # gives its bytes away without a copy
-        while reason is None and (piece := await response.content.read(_CHUNK_BYTES)):
-            content.write(piece)
-            if content.tell() > self._limits.file_bytes:
-                reason = self._too_large
-        if reason is None:
-            return content.getvalue()
-        response.close()
-        raise Passing(self.name, reason) if response.status >= 500 else SourceUnavailable(self.name, reason)
-
-    def _reason_against(self, response: aiohttp.ClientResponse) -> str | None:
-        """What the headers say against reading the body."""
-        if response.status == 404:
-            return "does not have the file (HTTP status 404)"
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes | _Redirect:
+        """Read the body, up to the cap, or where it is. The connection of anything else is closed."""
+        if response.status in _REDIRECTS and self._source.method == "GET":
+            response.close()  # what comes after the headers is not needed
+            return _Redirect(response.headers.get("location", ""))
         if response.status != 200:
-            return f"HTTP status {response.status}"
-        if response.headers.get("content-encoding", "identity").lower() != "identity":
-            return "compresses its answers although it was asked not to"
+            response.close()
+            missing = "does not have the file (HTTP status 404)"
+            problem = missing if response.status == 404 else f"HTTP status {response.status}"
+            raise self._http.status_error(response.status, problem, asked_pause_s(response))
+        self._http.check_plain(response)
         if response.content_type == "text/html":
-            return "answers with a web page instead of the file"
-        if (response.content_length or 0) > self._limits.file_bytes:
-            return self._too_large
-        return None
+            problem = "answers with a web page instead of the file"
+        elif (response.content_length or 0) > self._limits.file_bytes:
+            problem = self._too_large
+        elif (content := await read_body(response, self._limits.file_bytes)) is not None:
+            return content
+        else:
+            problem = self._too_large
+        response.close()
+        raise SourceUnavailable(self.name, problem)
 
     @property
     def _too_large(self) -> str:

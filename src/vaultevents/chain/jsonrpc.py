@@ -1,15 +1,10 @@
-"""One JSON-RPC node over HTTP: batches, answers matched by id, deadlines, a cap on what is read, no URL in any error.
-
-No redirect is followed, no proxy is taken from the environment, and answers are asked for without compression, so
-that the cap on an answer is the cap on memory.
-"""
+"""One JSON-RPC node: batches of calls, answers matched by id, what refusals mean for the next request."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -17,28 +12,16 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from vaultevents.chain.lines import Garbled, Line, Passing, RateLimited, TooSlow
-from vaultevents.chain.refusals import RangeSize, Refusal, classify, told_pause_s
+from vaultevents.chain.http import HttpExchange, Request, asked_pause_s, read_body
+from vaultevents.chain.lines import Garbled, RateLimited
+from vaultevents.chain.refusals import RangeSize, Refusal, backoff_s, classify
 from vaultevents.chain.urls import scrub
-from vaultevents.core.errors import NodeFault, RangeTooLarge, SourceUnavailable
-from vaultevents.core.retries import retry_after_s
+from vaultevents.core.errors import NodeFault, RangeTooLarge
 
 FULL_BLOCK_RECEIPTS_BYTES = 400 * 2**10
 """The receipts of a full mainnet block."""
 RECEIPTS_BATCH_BYTES = 4 * 2**20
-_CHUNK_BYTES = 65536
-_HEADERS = {"content-type": "application/json", "accept": "application/json", "accept-encoding": "identity"}
 _NO_BATCH_STATUS = frozenset({400, 405, 415, 422, 501})
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long and how much one answer of a node is waited for, and how many calls go into one request."""
-
-    connect_s: float = 5.0
-    total_s: float = 30.0
-    answer_bytes: int = 32 * 2**20
-    batch_size: int = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,54 +75,33 @@ class _Reply(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class _Exchange:
+class _Response:
     status: int
     retry_after_s: float
-    content: bytearray | None  # None when it was more than the cap
+    content: bytes | None  # None when it was more than the cap
 
     @property
     def pause_s(self) -> float:
-        """What the node asks for, should it have refused: the header counts, else its own words."""
-        return self.retry_after_s or told_pause_s(self.content or b"")
+        """The pause that a refusal asks for: by its header, else by its body."""
+        return self.retry_after_s or backoff_s(self.content or b"")
 
 
 _REPLIES = msgspec.json.Decoder(list[_Reply] | _Reply)
-
-
-def new_session(patience: Patience) -> aiohttp.ClientSession:
-    """A session for all nodes of an upstream: deadlines, no cookies, no proxy from the environment.
-
-    Nodes are named by the operator, so the host's own resolver is asked, with all that it is configured for; by itself
-    aiohttp would take c-ares.
-    """
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(resolver=aiohttp.ThreadedResolver()),
-        timeout=aiohttp.ClientTimeout(total=patience.total_s, sock_connect=patience.connect_s),
-        trust_env=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        headers=_HEADERS,
-    )
-
-
-def asked_pause_s(response: aiohttp.ClientResponse) -> float:
-    """What the answer's `Retry-After` asks for, in seconds; 0 without it."""
-    return retry_after_s(response.headers.get("retry-after"), datetime.now(UTC))
 
 
 class RpcNode:
     """One node. `name` is its redacted name, `log_range` what was learned about its eth_getLogs limit."""
 
     def __init__(
-        self, url: str, session: aiohttp.ClientSession, patience: Patience, log_range: RangeSize, line: Line
+        self, url: str, http: HttpExchange, log_range: RangeSize, *, answer_bytes: int, batch_size: int
     ) -> None:
-        self.name = line.name
-        self.line = line
+        self.name = http.name
+        self.line = http.line
         self.log_range = log_range
         self._url = url
-        self._session = session
-        self._patience = patience
-        self._batch_size = patience.batch_size
+        self._http = http
+        self._answer_bytes = answer_bytes
+        self._batch_size = batch_size
         self._ids = itertools.count(1)
         self._receipts_bytes = float(FULL_BLOCK_RECEIPTS_BYTES)
 
@@ -164,7 +126,7 @@ class RpcNode:
         at_most = len(calls)
         while len(answers) < len(calls):
             part = calls[len(answers) : len(answers) + min(at_most, self._batch_size)]
-            outcome = await self.line.ask(partial(self._exchange, part, limit_bytes or self._patience.answer_bytes))
+            outcome = await self.line.ask(partial(self._exchange, part, limit_bytes or self._answer_bytes))
             match outcome:
                 case _Split.CALLS:
                     self._batch_size = max(1, len(part) // 2)
@@ -180,52 +142,30 @@ class RpcNode:
             {"jsonrpc": "2.0", "id": at, "method": call.method, "params": call.params}
             for at, call in zip(ids, calls, strict=True)
         ]
-        self.line.counters.requests += 1
         self.line.counters.calls += len(calls)
-        exchange = await self._post(msgspec.json.encode(payload if len(calls) > 1 else payload[0]), limit_bytes)
-        if exchange.content is None or exchange.status == 413:
+        body = msgspec.json.encode(payload if len(calls) > 1 else payload[0])
+        response = await self._http.fetch(Request("POST", self._url, body), partial(self._read, limit_bytes))
+        if response.content is None or response.status == 413:
             return self._too_large(calls)
-        if exchange.status == 429:
-            raise RateLimited(self.name, "HTTP status 429", exchange.pause_s)
-        replies = self._replies(exchange, batch=len(calls) > 1)
+        if response.status == 429:
+            raise self._http.status_error(429, "", response.pause_s)
+        replies = self._replies(response, batch=len(calls) > 1)
         if isinstance(replies, _Split):
             return replies
-        return self._matched(calls, ids, replies, exchange)
+        return self._matched(calls, ids, replies, response)
 
-    async def _post(self, body: bytes, limit_bytes: int) -> _Exchange:
-        problem: SourceUnavailable
-        try:
-            async with self._session.post(self._url, data=body, allow_redirects=False) as response:
-                content = await self._read(response, limit_bytes)
-                return _Exchange(response.status, asked_pause_s(response), content)
-        except aiohttp.ConnectionTimeoutError:
-            problem = SourceUnavailable(self.name, f"cannot be connected to within {self._patience.connect_s:g} s")
-        except TimeoutError:
-            problem = TooSlow(self.name, f"gives no whole answer within {self._patience.total_s:g} s")
-        except aiohttp.ClientPayloadError:
-            problem = Passing(self.name, "breaks off in the middle of an answer")
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            problem = Passing(self.name, f"cannot be reached ({type(error).__name__})")
-        raise problem  # outside of the handler: aiohttp's exception carries the URL and must not hang on to this one
-
-    async def _read(self, response: aiohttp.ClientResponse, limit_bytes: int) -> bytearray | None:
-        if response.headers.get("content-encoding", "identity").lower() != "identity":
-            raise SourceUnavailable(self.name, "compresses its answers although it was asked not to")
-        content = bytearray()
-        async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-            content += chunk
-            if len(content) > limit_bytes:
-                response.close()
-                return None
-        return content
+    async def _read(self, limit_bytes: int, response: aiohttp.ClientResponse) -> _Response:
+        """The body counts whatever the status is: many nodes answer errors with one of 400 or 500."""
+        self._http.check_plain(response)
+        return _Response(response.status, asked_pause_s(response), await read_body(response, limit_bytes))
 
     def _too_large(self, calls: Sequence[Call]) -> _Split:
         if len(calls) > 1 and not any(call.is_log_range for call in calls):
             return _Split.BYTES
         raise RangeTooLarge(self.name, f"its answer to {calls[0].method} is too large")
 
-    def _replies(self, exchange: _Exchange, *, batch: bool) -> list[_Reply] | _Split:
-        status, content = exchange.status, exchange.content or b""
+    def _replies(self, response: _Response, *, batch: bool) -> list[_Reply] | _Split:
+        status, content = response.status, response.content or b""
         try:
             replies = _REPLIES.decode(content)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -239,10 +179,9 @@ class RpcNode:
             return [replies]
         if batch and (status in _NO_BATCH_STATUS or b"batch" in content[:1000].lower()):
             return _Split.CALLS
-        if status >= 500:
-            raise Passing(self.name, f"HTTP status {status}")
         if status != 200:
-            raise SourceUnavailable(self.name, f"HTTP status {status}; is the URL (with its key) right?")
+            advice = "" if status >= 500 else "; is the URL (with its key) right?"
+            raise self._http.status_error(status, f"HTTP status {status}{advice}", response.pause_s)
         # a web page, or JSON that was cut: often of one machine behind the URL, so the same question may be answered
         raise Garbled(self.name, f"an answer of {len(content)} bytes that is not JSON-RPC")
 
@@ -254,15 +193,15 @@ class RpcNode:
                 return RpcFailure(0, scrub(message, self._url))
             case error:
                 data = error.data if isinstance(error.data, str) and error.data.startswith("0x") else ""
-                return RpcFailure(error.code, scrub(_words(error), self._url), data)
+                return RpcFailure(error.code, scrub(_message(error), self._url), data)
 
     def _matched(
-        self, calls: Sequence[Call], ids: Sequence[int], replies: Sequence[_Reply], exchange: _Exchange
+        self, calls: Sequence[Call], ids: Sequence[int], replies: Sequence[_Reply], response: _Response
     ) -> list[Answer] | _Split:
         failures = {at: failure for at, reply in enumerate(replies) if (failure := self._failure(reply))}
         refusals = {failure.refusal: failure for failure in failures.values()}
         if Refusal.RATE in refusals:
-            raise RateLimited(self.name, str(refusals[Refusal.RATE]), exchange.pause_s)
+            raise RateLimited(self.name, str(refusals[Refusal.RATE]), response.pause_s)
         if Refusal.BATCH in refusals and len(calls) > 1:
             return _Split.CALLS
         if len(replies) == 1 and len(calls) == 1 and replies[0].id is None and failures:
@@ -285,7 +224,7 @@ class RpcNode:
         return [by_id[at] for at in ids]
 
 
-def _words(error: _Error) -> str:
+def _message(error: _Error) -> str:
     """The message of an error, and its data where only they say what is meant."""
     message = error.message or ""
     if error.data is None or classify(error.code, message) is not Refusal.OTHER:

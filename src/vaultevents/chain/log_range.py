@@ -67,7 +67,7 @@ class LogQuery:
         return bool(header.unknown_fields) or self.blooms.may_hold(header.logs_bloom)
 
     def topics_may_be_in(self, header: Header) -> bool:
-        """Test whether the block may hold a log of the topics, whoever emitted it, or a report of a watched oracle."""
+        """Test whether the block may hold a log of the topics, of any contract, or a report of a watched oracle."""
         bloom = header.logs_bloom
         contracts = [topic for topic in self.topics if topic != REPORT_UPDATED]
         return (
@@ -231,7 +231,7 @@ async def _ask_full_block(node: RpcNode, claims: Claims, number: int, edges: Seq
 
 
 def range_call(span: Span, topics: Sequence[Hash32]) -> Call:
-    """Ask for all logs with one of `topics` in `span`, whoever emitted them (rule C10)."""
+    """Ask for all logs with one of `topics` in `span`, of any contract (rule C10)."""
     return Call("eth_getLogs", ({"fromBlock": hex(span.first), "toBlock": hex(span.last), "topics": _any_of(topics)},))
 
 

@@ -42,7 +42,7 @@ CONTESTED_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """All logs of the queried topics in the blocks that hold watched ones, whoever emitted them (rules C10 and E3).
+    """All logs of the queried topics in the blocks that hold watched ones, of any contract (rules C10 and E3).
 
     In chain order and proven. `times_s` has the times of these blocks; `last` is the header of the span's last block,
     `parent` the hash of the block before the span, and `headers` are all that were read. `seen` counts the logs that

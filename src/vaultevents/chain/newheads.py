@@ -65,14 +65,14 @@ class NewHeads:
         """Calls `on_head` for each announcement, for ever; a socket that ends is opened anew after a growing pause."""
         pauses = reconnect_pauses()
 
-        def told() -> None:
+        def announced() -> None:
             nonlocal pauses
             pauses = reconnect_pauses()
             on_head()
 
         while True:
             try:
-                await self._listen(told)
+                await self._listen(announced)
             except SourceUnavailable as ended:
                 pause = next(pauses)
                 _log.warning("newheads_lost", node=self.name, problem=ended.problem, retry_in_s=pause)

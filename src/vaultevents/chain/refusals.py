@@ -83,10 +83,10 @@ def allowed_blocks(message: str) -> int | None:
     return min((number for number in numbers if number > 0), default=None)
 
 
-def told_pause_s(answer: bytes | bytearray) -> float:
-    """For how long an answer about a rate asks to be left alone, in seconds; 0 where it does not say (Infura does)."""
-    told = _PAUSE.search(answer[:_PAUSE_WITHIN_BYTES])
-    return float(told[1]) if told else 0.0
+def backoff_s(answer: bytes) -> float:
+    """Return the pause that the body of a rate limit asks for, in s; 0 where it names none (Infura names one)."""
+    named = _PAUSE.search(answer[:_PAUSE_WITHIN_BYTES])
+    return float(named[1]) if named else 0.0
 
 
 def limits_blocks(message: str) -> bool:
@@ -159,5 +159,7 @@ class RangeSize:
         larger = min(self._largest, self.blocks + (self.blocks + 1) // 2)
         if self._refused is None:
             return larger
-        room = self._refused - self.blocks
-        return self.blocks if room <= max(1, self.blocks // self._CLOSE) else min(larger, self.blocks + room // 2)
+        untried = self._refused - self.blocks
+        if untried <= max(1, self.blocks // self._CLOSE):
+            return self.blocks
+        return min(larger, self.blocks + untried // 2)

@@ -61,7 +61,7 @@ class ListScan:
     """
 
     is_done = False
-    """Only the end of the body tells."""
+    """Only the end of the body decides."""
 
     def __init__(self, node: str, vaults: frozenset[Address]) -> None:
         self._node = node
@@ -149,8 +149,8 @@ class ListScan:
             raise self._fault(f"has withdrawal_credentials that are not 32 bytes after {first} validators")
         text = "".join(credentials)
         if text != text.lower():
-            credentials = [one.lower() for one in credentials]
-        if not self._addresses.isdisjoint([one[-40:] for one in credentials]):
+            credentials = [credential.lower() for credential in credentials]
+        if not self._addresses.isdisjoint([credential[-40:] for credential in credentials]):
             self._keep(part)
         self._count = after
 

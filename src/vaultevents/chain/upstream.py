@@ -10,7 +10,7 @@ from typing import Generic, Self, TypeVar
 import aiohttp
 
 from vaultevents.chain.endpoints import Endpoints, Node
-from vaultevents.chain.jsonrpc import Patience, new_session
+from vaultevents.chain.http import Deadlines, new_session
 from vaultevents.chain.lines import Counters, Line
 from vaultevents.chain.urls import node_name
 from vaultevents.core.errors import InputError, WrongNetwork
@@ -24,12 +24,12 @@ Identity = TypeVar("Identity")
 class UpstreamNodes(ABC, Generic[N, Identity, C]):
     """Async context manager over the nodes of one network, the first URL preferred."""
 
-    def __init__(self, upstream: Upstream, urls: Sequence[str], patience: Patience, counters: C) -> None:
+    def __init__(self, upstream: Upstream, urls: Sequence[str], deadlines: Deadlines, counters: C) -> None:
         self.counters = counters
         self.nodes = tuple(node_name(url) for url in urls)
         self._upstream = upstream
         self._urls = tuple(urls)
-        self._patience = patience
+        self._deadlines = deadlines
         self._expected: Identity | None = None
         self._session: aiohttp.ClientSession | None = None
         self._endpoints: Endpoints[N] | None = None
@@ -40,11 +40,11 @@ class UpstreamNodes(ABC, Generic[N, Identity, C]):
 
     @abstractmethod
     def _node(self, url: str, session: aiohttp.ClientSession) -> N:
-        """One node at the other end of a line of its own."""
+        """Make one node with a line of its own."""
 
     @abstractmethod
     async def _identify(self, node: N) -> Identity:
-        """What the node says of its network."""
+        """Ask the node for the identity of its network."""
 
     def _line(self, url: str, *, attempts: int, wait_s: float, set_aside_s: float) -> Line:
         return Line(
@@ -57,7 +57,7 @@ class UpstreamNodes(ABC, Generic[N, Identity, C]):
         )
 
     async def __aenter__(self) -> Self:
-        self._session = new_session(self._patience)
+        self._session = new_session(self._deadlines)
         self._endpoints = Endpoints([self._node(url, self._session) for url in self._urls], self._admit)
         return self
 

@@ -16,7 +16,7 @@ _ANY_URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,15}://\S+", re.IGNORECASE)
 
 
 def node_name(url: str, schemes: tuple[str, str] = ("http", "https")) -> str:
-    """`scheme://host#12345678`: the host and a short hash of the whole URL, which tells two keys apart.
+    """`scheme://host#12345678`: the host and a short hash of the whole URL, which distinguishes two keys.
 
     Raises `InputError` for what is not a URL of one of the `schemes`.
     """

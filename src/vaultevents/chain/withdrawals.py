@@ -96,8 +96,8 @@ async def first_block_at(node: RpcNode, head: Header, time_s: int, *, strict_tim
         probed = await _given(node, _probes(floor, low, high, time_s))
         known = [header for header in probed.values() if header is not None]
         check_links(node.name, [low, *known, high], strict_times=strict_times)
-        low = max((one for one in known if one.timestamp_s < time_s), key=_number, default=low)
-        high = min((one for one in known if one.timestamp_s >= time_s), key=_number, default=high)
+        low = max((header for header in known if header.timestamp_s < time_s), key=_number, default=low)
+        high = min((header for header in known if header.timestamp_s >= time_s), key=_number, default=high)
         pruned = (number for number, header in probed.items() if header is None and number < high.number)
         floor = max(floor, low.number, *pruned)
     if floor != low.number:
@@ -123,8 +123,8 @@ async def _read(node: RpcNode, numbers: Sequence[int]) -> list[WithdrawalBlock]:
     answers = await node.ask([header_call(number) for number in numbers])
     blocks: list[WithdrawalBlock] = []
     for number, answer in zip(numbers, answers, strict=True):
-        told = block_answer(node, number, answer)
-        blocks.append(must_have(node, number, wire.withdrawal_block(node.name, told, number=number)))
+        found = block_answer(node, number, answer)
+        blocks.append(must_have(node, number, wire.withdrawal_block(node.name, found, number=number)))
     return blocks
 
 

@@ -1,4 +1,7 @@
-"""The command line: one module per group of commands. Errors of the operator are one sentence and exit code 1."""
+"""The command line: one module for each command, with the name of the command.
+
+Errors of the operator are one sentence and exit code 1.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +9,73 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from vaultevents.core.errors import DatabaseUnavailable, InputError, SourceUnavailable, VaulteventsError
-from vaultevents.telemetry import redact
 
 COMMANDS = {
-    "init": "operate",
-    "run": "operate",
-    "replay": "replay",
-    "check": "inspect",
-    "status": "inspect",
-    "demo": "demo",
-    "listen": "listen",
-    "call": "call",
-    "rotate-master-key": "keys",
-    "prune": "prune",
-    "account": "register",
-    "vault": "register",
-    "webhook": "register",
-    "key": "access",
-    "mfa": "access",
-    "report": "report",
-    "audit": "audit",
-    "quarantine": "quarantine",
+    "init": "Write a configuration file that explains every setting.",
+    "run": "Watch the chain and deliver webhooks until SIGTERM or Ctrl-C.",
+    "replay": "Restore and compare the events of a range of blocks or of epochs.",
+    "check": "See whether everything that is configured answers.",
+    "status": "Show how far the streams are and what is still to be delivered.",
+    "demo": "See it work, on this machine alone.",
+    "listen": "Receive, verify and print webhooks on this machine.",
+    "call": "Send one signed request to the HTTP API, as a customer would.",
+    "rotate-master-key": "Seal every secret with another master key.",
+    "prune": "Remove deliveries that were delivered or cancelled long ago, with their attempts.",
+    "account": "Add and list accounts, which own vaults and webhooks.",
+    "vault": "Add, list and remove the staking vaults that are watched.",
+    "webhook": "Add, list, pause, enable, test and remove the URLs to which events are delivered.",
+    "key": "Add, list, rotate and revoke the keys of the HTTP API.",
+    "mfa": "Enrol and reset the second factor with which an account changes its webhooks.",
+    "report": "Oracle reports: files, proofs, calldata.",
+    "audit": "Proofs over what is stored.",
+    "quarantine": "Logs that cannot be decoded: list, retry, dismiss.",
 }
-"""The module of each command, in the order of the help."""
+"""Every command with the first sentence of its help, in the order of the help."""
 
 
-def build(command: str | None) -> typer.Typer:
-    """The command line, of which only the module of `command` is imported: all together they take a second.
+class _Commands(TyperGroup):
+    """Commands of which only the names and summaries are known until a command is to run."""
 
-    For whatever is no command, which may want the help or a suggestion, all of them.
-    """
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, summary, rest = super().resolve_command(ctx, args)
+        return name, summary if name is None else load(name), rest
+
+
+def build() -> typer.Typer:
+    """Build the command line without the modules of its commands, which together take a second to import."""
+    app = _app(_Commands)
+    for name, summary in COMMANDS.items():
+        app.command(name, help=summary)(_group)
+    return app
+
+
+def load(name: str) -> Any:
+    """Import the module of a command, which has the name of the command, and return the command."""
+    app = _app(TyperGroup)
+    import_module(f"vaultevents.cli.{name.replace('-', '_')}").add_to(app)
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    return group.commands[name]
+
+
+def _app(kind: type[TyperGroup]) -> typer.Typer:
     app = typer.Typer(
         name="vaultevents",
+        cls=kind,
         help="Final Ethereum staking-vault events as signed webhooks, at least once.",
-        epilog="Begin with 'demo', or with 'init', which tells what comes next.",
+        epilog="Begin with 'demo', or with 'init', which shows what comes next.",
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         add_completion=False,
     )
-    wanted = [COMMANDS[command]] if command in COMMANDS else COMMANDS.values()
-    for module in dict.fromkeys(wanted):
-        import_module(f"vaultevents.cli.{module}").add_to(app)
     app.callback()(_group)  # with one command alone typer would leave out its name
     return app
 
@@ -61,17 +85,19 @@ def _group() -> None:
 
 
 def main() -> None:
-    """Runs one command.
+    """Run one command.
 
-    Exit codes: 0 done, 1 a problem that is told in one sentence, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM.
+    Exit codes: 0 done, 1 a problem that is reported in one sentence, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM.
     """
     try:
         _check_arguments(sys.argv)
-        build(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="vaultevents")
+        build()(prog_name="vaultevents")
     except (Exception, BaseExceptionGroup) as error:
         if problems := _problems(error):
             print(f"error: {_sentence(problems[0])}", file=sys.stderr)  # noqa: T201
         else:  # a bug: its traceback may quote a URL
+            from vaultevents.telemetry import redact
+
             sys.stderr.write(redact("".join(traceback.format_exception(error))))
         sys.exit(1)
 
@@ -84,7 +110,7 @@ def _check_arguments(arguments: Sequence[str]) -> None:
 
 
 def _problems(error: BaseException) -> list[VaulteventsError]:
-    """The problems that an operator can mend, or none if there is also something else, which is a bug."""
+    """Return the problems that an operator can solve, or none if there is also something else, which is a bug."""
     if isinstance(error, BaseExceptionGroup):
         parts = [_problems(part) for part in error.exceptions]
         return [problem for part in parts for problem in part] if all(parts) else []

@@ -1,4 +1,4 @@
-"""audit: proofs over what is stored, for operators and for whoever checks on them."""
+"""audit: proofs over what is stored, for operators and their auditors."""
 
 from __future__ import annotations
 
@@ -8,16 +8,10 @@ from typing import Annotated, Any
 import typer
 from pydantic import SecretStr
 
-from vaultevents.cli.console import (
-    ConfigOption,
-    JsonOption,
-    complete,
-    put_json,
-    put_table,
-    say,
-    settings_of,
-)
+from vaultevents.cli.console import complete, put_json, put_table, say
+from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.progress import RowProgress
+from vaultevents.cli.settings import settings_of
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError
 from vaultevents.core.spans import Span
@@ -71,8 +65,8 @@ def audit_chain(
     """Prove that no event of a final range of blocks is missing, invented or altered.
 
     They are derived again from the headers of all blocks and from receipts, never from a range of eth_getLogs, and
-    compared with what is stored; nothing is changed. Two operators can compare the digest of the facts, whoever is
-    registered with them. Exit code 1 when something is missing, extra or different.
+    compared with what is stored; nothing is changed. Two operators can compare the digest of the facts, which
+    does not depend on their registrations. Exit code 1 when something is missing, extra or different.
     """
     if to_block < from_block:
         raise InputError(f"--to-block {to_block} lies before --from-block {from_block}: exchange them")
@@ -129,13 +123,13 @@ def _tell_proof(found: GapProof) -> None:
             continue
         say(f"{name:<11} {tally.same} same, {', '.join(f'{tally.counts[kind]} {kind}' for kind in KINDS)}")
         for kind in KINDS:
-            for one in tally.shown[kind]:
-                say(f"{kind.upper():<11} {one}")
+            for event_id in tally.shown[kind]:
+                say(f"{kind.upper():<11} {event_id}")
             if (more := tally.counts[kind] - len(tally.shown[kind])) > 0:
                 say(f"            and {more} more")
     if found.undecodable:
         say(f"UNDECODABLE {found.undecodable} logs: no event was made of them, see 'vaultevents quarantine list'")
-    say(f"facts       {found.facts} logs of the contracts, whoever is registered: {found.facts_digest}")
+    say(f"facts       {found.facts} logs of the contracts, registered or not: {found.facts_digest}")
     say(f"events      digest of what is stored: {found.events_digest}")
     if not found.is_whole:
         say("            what is missing comes back by 'vaultevents replay' over these blocks, once the first node of")
@@ -159,7 +153,7 @@ def _tell(found: Audit) -> None:
         say("ledger      it adds up: no breach")
     put_table(
         ("account", "digest", "deliveries"),
-        [(one.account_id, one.digest, _counts(one.states)) for one in found.accounts],
+        [(account.account_id, account.digest, _counts(account.states)) for account in found.accounts],
         "no accounts yet: 'vaultevents account add ACCOUNT'",
     )
 

@@ -20,12 +20,11 @@ import aiohttp
 import typer
 from yarl import URL
 
-from vaultevents.api.auth import MAX_BODY_BYTES
-from vaultevents.cli.access import read_key
-from vaultevents.cli.console import JsonOption, complete, one_of, put_json, say
-from vaultevents.config import CALL_KEY_VARIABLE, CALL_URL_VARIABLE
+from vaultevents.cli.console import complete, put_json, say
+from vaultevents.cli.options import JsonOption, one_of, read_key
+from vaultevents.core.environment import CALL_KEY_VARIABLE, CALL_URL_VARIABLE
 from vaultevents.core.errors import ConfigError, InputError, OperatorError
-from vaultevents.core.jsonbody import parse_json
+from vaultevents.core.jsonbody import MAX_BODY_BYTES, parse_json
 from vaultevents.core.rsakeys import load_private_key
 from vaultevents.core.tokens import parse_origin, sign_request
 
@@ -35,7 +34,7 @@ METHODS: Final = ("GET", "POST", "PATCH", "DELETE")
 NONCES: Final = 100_000
 TIMEOUT: Final = aiohttp.ClientTimeout(total=30, sock_connect=10)
 NOTABLE: Final = ("link", "location", "retry-after", "deprecation", "sunset")
-"""Headers that tell a person what to do next."""
+"""Headers that show a person what to do next."""
 SAME_CLOCK_S: Final = 2
 """A Date header counts whole seconds, and the answer took time."""
 
@@ -243,7 +242,7 @@ def _problem(answer: Answer) -> str:
     if 300 <= answer.status < 400 and "location" in answer.headers:
         place = _printable(answer.headers["location"])
         return f"the answer is a redirect ({status}), which is not followed, to {place}: name the API itself in --url"
-    return f"the answer is {status}, and no problem that the API tells: see that --url leads to it"
+    return f"the answer is {status}, and no problem document of the API: see that --url leads to it"
 
 
 def _clock(answer: Answer) -> str:
@@ -260,4 +259,4 @@ def _clock(answer: Answer) -> str:
 
 def _printable(text: str) -> str:
     """What a server said, fit for a terminal."""
-    return "".join(one if one.isprintable() else "?" for one in text)
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -20,7 +20,8 @@ from rich.live import Live
 from rich.table import Table
 
 from vaultevents import config
-from vaultevents.cli.console import JsonOption, complete, put_json, say, stopping
+from vaultevents.cli.console import complete, put_json, say, stopping
+from vaultevents.cli.options import JsonOption
 from vaultevents.config import Settings
 from vaultevents.core.errors import ConfigError
 from vaultevents.core.events import EVENT_TYPES
@@ -108,7 +109,7 @@ class Subscriber:
     hook: Hook
 
     def delivered(self) -> Counter[str]:
-        return Counter(one.webhook_id for one in self.hook.accepted if one.verified)
+        return Counter(request.webhook_id for request in self.hook.accepted if request.verified)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +132,14 @@ class Stage:
         }
 
     def got(self) -> set[tuple[str, str]]:
-        return {(one.webhook.id, event_id) for one in self.subscribers for event_id in one.delivered()}
+        return {
+            (subscriber.webhook.id, event_id) for subscriber in self.subscribers for event_id in subscriber.delivered()
+        }
 
     def result(self, wanted: set[tuple[str, str]]) -> dict[str, Any]:
         """What became of those that were wanted when it was last waited for; time goes on, and more come to be."""
         got = self.got()
-        accepted = [request for one in self.subscribers for request in one.hook.accepted]
+        accepted = [request for subscriber in self.subscribers for request in subscriber.hook.accepted]
         types = Counter(
             next(name for name in EVENT_TYPES if event_id.startswith(name)) for event_id in {event for _, event in got}
         )
@@ -151,11 +154,11 @@ class Stage:
 
 
 async def _demo(directory: Path, seed: int, *, once: bool, show: Callable[[Stage], None]) -> dict[str, Any]:
-    told, stop = asyncio.Event(), asyncio.Event()
-    with stopping(told):
+    ended, stop = asyncio.Event(), asyncio.Event()
+    with stopping(ended):
         async with _stage(directory, seed) as stage, asyncio.TaskGroup() as group:
             serving = group.create_task(serve(stage.settings, stop))
-            await _live(stage, told, once=once, show=show)
+            await _live(stage, ended, once=once, show=show)
             wanted = await _drained(stage, show)
             show(stage)
             result = stage.result(wanted)
@@ -164,12 +167,12 @@ async def _demo(directory: Path, seed: int, *, once: bool, show: Callable[[Stage
     return result
 
 
-async def _live(stage: Stage, told: asyncio.Event, *, once: bool, show: Callable[[Stage], None]) -> None:
+async def _live(stage: Stage, ended: asyncio.Event, *, once: bool, show: Callable[[Stage], None]) -> None:
     """Mines blocks while the service follows: a few of them, or until Ctrl-C or SIGTERM, which end the show alone."""
     mined = 0
-    while not told.is_set() and not (once and mined >= LIVE_BLOCKS):
+    while not ended.is_set() and not (once and mined >= LIVE_BLOCKS):
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(told.wait(), BLOCK_S)
+            await asyncio.wait_for(ended.wait(), BLOCK_S)
             return
         stage.world.step()
         mined += 1
@@ -231,14 +234,19 @@ async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
 
 async def _register(store: Store, world: World, receivers: Receivers) -> list[Subscriber]:
     """Two accounts with their vaults, a webhook for each, one for claims alone, and one that fails at first."""
-    for account_id in sorted({one.account_id for one in world.registrations}):
+    for account_id in sorted({registration.account_id for registration in world.registrations}):
         await accounts.add_account(store.database, account_id, account_id.title())
-    for one in world.registrations:
-        queue = None if one.queue is None else Address(one.queue)
+    for registration in world.registrations:
+        queue = None if registration.queue is None else Address(registration.queue)
         await accounts.add_vault(
-            store.database, one.account_id, one.vault_id, Address(one.address), queue, one.first_block
+            store.database,
+            registration.account_id,
+            registration.vault_id,
+            Address(registration.address),
+            queue,
+            registration.first_block,
         )
-    first, second = sorted({one.account_id for one in world.registrations})
+    first, second = sorted({registration.account_id for registration in world.registrations})
     return [
         await _subscribe(store, receivers.hook("all-of-acme"), first, None),
         await _subscribe(store, receivers.hook("claims-of-acme"), first, ("withdrawal_claimed",)),
@@ -290,14 +298,14 @@ def _headline(stage: Stage) -> str:
 
 def _table(stage: Stage) -> Table:
     table = Table("webhook", "event types", "delivered", "tried again", "latest event", title=_headline(stage))
-    for one in stage.subscribers:
-        latest = one.hook.accepted[-1].webhook_id if one.hook.accepted else ""
-        delivered = sum(one.delivered().values())
+    for subscriber in stage.subscribers:
+        latest = subscriber.hook.accepted[-1].webhook_id if subscriber.hook.accepted else ""
+        delivered = sum(subscriber.delivered().values())
         table.add_row(
-            one.webhook.id,
-            ", ".join(one.webhook.event_types or ("all",)),
+            subscriber.webhook.id,
+            ", ".join(subscriber.webhook.event_types or ("all",)),
             str(delivered),
-            str(len(one.hook.ledger) - delivered),
+            str(len(subscriber.hook.ledger) - delivered),
             latest[:60],
         )
     return table

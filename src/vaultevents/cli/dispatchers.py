@@ -2,7 +2,7 @@
 
 Each is `run --only dispatch` in a session of its own, so that Ctrl-C reaches this process alone, and works as long as
 the pipe on its stdin is open: it drains when this process drains, and also when this process is killed. On its stdout
-it tells what it counts, since only this process is asked for metrics.
+it reports what it counts, since only this process is asked for metrics.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from vaultevents.core.errors import OperatorError
 log = structlog.get_logger("dispatchers")
 
 ENDS_WITHIN_S = 90.0
-TELL_S = 1.0
+REPORT_S = 1.0
 
 
 @asynccontextmanager
 async def dispatchers(number: int, config: Path | None, stop: asyncio.Event) -> AsyncIterator[None]:
-    """Runs `number` of them until the block ends. One that ends by itself sets `stop`, and is an `OperatorError`."""
+    """Run `number` of them until the block ends. One that ends by itself sets `stop`, and is an `OperatorError`."""
     arguments = ["run", "--only", "dispatch", "--while-stdin"]
     if config is not None:
         arguments += ["--config", str(config)]
@@ -70,11 +70,11 @@ async def _process(arguments: list[str]) -> AsyncIterator[asyncio.subprocess.Pro
             await process.wait()
 
 
-async def tell_counts() -> None:
-    """Tells on stdout what this process counts, for the one that started it; never ends and never waits for it."""
+async def report_counts() -> None:
+    """Report on stdout what this process counts, for the process that started it; never end and never wait for it."""
     pipe, _ = await asyncio.get_running_loop().connect_write_pipe(asyncio.BaseProtocol, sys.stdout)
     while True:
-        await asyncio.sleep(TELL_S)
+        await asyncio.sleep(REPORT_S)
         if not pipe.get_write_buffer_size() and (counts := metrics.taken()):
             pipe.write(json.dumps(counts).encode() + b"\n")
 

@@ -41,9 +41,9 @@ class _Cost:
 
 
 async def estimate(stream: Stream, chain: ExecutionChain, outbox: Outbox, span: Span) -> Estimate:
-    """Reads samples at the beginning, in the middle and at the end, as the replay would, and two positions alone.
+    """Read samples at the beginning, in the middle and at the end, as the replay would, and two positions alone.
 
-    These tell what each step costs whatever its length: its ends. What the samples cost above that grows with the
+    These show what each step costs whatever its length: its ends. What the samples cost above that grows with the
     positions between. Nothing is written. It will take less time, since a replay reads some steps ahead.
     """
     size = min(stream.backfill_step, max(ENDS, len(span) // LARGEST_SHARE), len(span))
@@ -61,9 +61,9 @@ async def estimate(stream: Stream, chain: ExecutionChain, outbox: Outbox, span: 
         stream.unit,
         len(span),
         min(ENDS, len(span)) + size * len(costs),
-        round(total(alone.requests, [one.requests for one in costs])),
-        round(total(alone.calls, [one.calls for one in costs])),
-        round(total(alone.seconds, [one.seconds for one in costs]), 1),
+        round(total(alone.requests, [cost.requests for cost in costs])),
+        round(total(alone.calls, [cost.calls for cost in costs])),
+        round(total(alone.seconds, [cost.seconds for cost in costs]), 1),
     )
 
 

@@ -51,16 +51,16 @@ def listen(
 
 
 async def _listen(secret: str, port: int, directory: Path, *, as_json: bool) -> None:
-    receivers, told = Receivers(directory), asyncio.Event()
+    receivers, stop = Receivers(directory), asyncio.Event()
     try:
         origin = await receivers.start(port)
         hook = receivers.hook("hook")
         hook.secret = secret
         if not as_json:
             say(f"Listening at {origin}/hook; let the service trust {receivers.ca_path} (delivery.ca_file).")
-        with stopping(told):
+        with stopping(stop):
             showing = asyncio.create_task(_show_all(hook, as_json=as_json))
-            ended = asyncio.create_task(told.wait())
+            ended = asyncio.create_task(stop.wait())
             await asyncio.wait((showing, ended), return_when=asyncio.FIRST_COMPLETED)
             for task in (showing, ended):
                 task.cancel()

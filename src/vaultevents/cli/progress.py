@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import structlog
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,8 +21,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from vaultevents.cli.console import log
 from vaultevents.watch.watcher import Advanced
+
+log = structlog.get_logger("cli")
 
 PLAIN_EVERY_S = 5.0
 
@@ -80,7 +82,7 @@ class SpanProgress(Bars):
         self._begins: dict[int, _Begin] = {}
 
     def advanced(self, step: Advanced) -> None:
-        """Takes note of one committed span; a live cursor has no end and is not shown."""
+        """Note one committed span; a live cursor has no end and is not shown."""
         cursor = step.cursor
         if cursor.stop is None:
             return
@@ -124,7 +126,7 @@ class RowProgress(Bars):
         self._task = self.bars.add_task(what, total=None)
 
     def advanced(self, done: int, expected: int) -> None:
-        """Takes note of `done` out of about `expected`; the time that is left is told from a first 0 on."""
+        """Note `done` out of about `expected`; the time that is left is reported from a first 0 on."""
         now_s = time.monotonic()
         if self.shown:
             self.bars.update(self._task, total=expected if done else None, completed=done)

@@ -8,16 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from vaultevents.cli.console import (
-    ConfigOption,
-    JsonOption,
-    complete,
-    one_of,
-    put_json,
-    put_table,
-    say,
-    settings_of,
-)
+from vaultevents.cli.console import complete, put_json, put_table, say
+from vaultevents.cli.options import ConfigOption, JsonOption, one_of
+from vaultevents.cli.settings import settings_of
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError, SourceUnavailable
 from vaultevents.core.logs import owners_of
@@ -26,10 +19,10 @@ from vaultevents.core.units import Address, checksum, hex_text, parse_address
 from vaultevents.opening.database import open_store, service_clock
 from vaultevents.opening.sources import open_sources
 from vaultevents.store import quarantine as store
-from vaultevents.store.accounts import registry as load_registry
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 from vaultevents.store.quarantine import QuarantinedLog
+from vaultevents.store.registry import current_registry
 from vaultevents.watch.quarantine import Retried, read_again
 
 MOST_ROWS = 500
@@ -72,7 +65,7 @@ def quarantine_list(
             rows = await store.page(opened.database, limit + 1, state=wanted, address=contract, before=before)
             async with opened.database.transaction() as connection:
                 counted = await store.count_open(connection)
-            return rows, await load_registry(opened.database), counted
+            return rows, await current_registry(opened.database), counted
 
     rows, registry, counted = complete(work())
     shown = rows[:limit]
@@ -107,7 +100,7 @@ def quarantine_show(
 
     async def work() -> tuple[list[QuarantinedLog], Registry]:
         async with open_store(settings) as opened:
-            return await store.find(opened.database, [log_id]), await load_registry(opened.database)
+            return await store.find(opened.database, [log_id]), await current_registry(opened.database)
 
     (row,), registry = complete(work())
     facts = {

@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Annotated, Literal
 
+import structlog
 import typer
 
-from vaultevents.cli.console import ConfigOption, JsonOption, complete, log, put_json, put_table, say, settings_of
+from vaultevents.cli.console import complete, put_json, put_table, say
 from vaultevents.cli.estimate import Estimate, estimate
+from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.progress import SpanProgress
+from vaultevents.cli.settings import settings_of
 from vaultevents.cli.totals import Totals
 from vaultevents.config import Settings
 from vaultevents.core.errors import (
@@ -25,8 +28,8 @@ from vaultevents.core.errors import (
 )
 from vaultevents.core.reports import ADVICE, FailureKind, ReportInvalid, failure_kind
 from vaultevents.core.spans import Span
-from vaultevents.daemon import collect_less
 from vaultevents.opening.database import open_store, service_clock
+from vaultevents.opening.garbage_collection import collect_less
 from vaultevents.opening.memory import keeping_limits
 from vaultevents.opening.sources import Sources, open_sources, setting_of
 from vaultevents.store.outbox import Outbox
@@ -36,6 +39,8 @@ from vaultevents.store.validators import epoch_at
 from vaultevents.watch.reports import Resolver
 from vaultevents.watch.streams import Stream
 from vaultevents.watch.watcher import Advanced, pauses, run
+
+log = structlog.get_logger("cli")
 
 PATIENCE = 5
 SHOWN_IDS = 3
@@ -168,24 +173,33 @@ async def _estimate(settings: Settings, wanted: Range) -> Estimates:
 
 def _put_estimate(found: Estimates, *, as_json: bool) -> None:
     total = {
-        "requests": sum(one.requests for one in found.streams),
-        "calls": sum(one.calls for one in found.streams),
-        "seconds": round(sum(one.seconds for one in found.streams), 1),
+        "requests": sum(estimated.requests for estimated in found.streams),
+        "calls": sum(estimated.calls for estimated in found.streams),
+        "seconds": round(sum(estimated.seconds for estimated in found.streams), 1),
     }
     if as_json:
         unknown = [{"stream": name, "problem": problem} for name, problem in found.unknown.items()]
-        streams = [asdict(one) for one in found.streams]
+        streams = [asdict(estimated) for estimated in found.streams]
         put_json({**total, "streams": streams, "not_estimated": unknown, "log_range_blocks": found.log_range_blocks})
         return
     put_table(
         ("stream", "positions", "requests", "calls", "seconds"),
-        [(one.stream, f"{one.positions} {one.unit}s", one.requests, one.calls, one.seconds) for one in found.streams],
+        [
+            (
+                estimated.stream,
+                f"{estimated.positions} {estimated.unit}s",
+                estimated.requests,
+                estimated.calls,
+                estimated.seconds,
+            )
+            for estimated in found.streams
+        ],
         "no stream has anything in this range",
     )
     say(f"in all      {total['requests']} requests with {total['calls']} calls, about {total['seconds']:.0f} s")
     for name, problem in found.unknown.items():
         say(f"unknown     {name}: {problem}")
-    samples = ", ".join(f"{one.sampled} {one.unit}s of {one.stream}" for one in found.streams)
+    samples = ", ".join(f"{estimated.sampled} {estimated.unit}s of {estimated.stream}" for estimated in found.streams)
     say(f"based on    {samples or 'nothing'}; logs of up to {found.log_range_blocks} blocks at once")
 
 

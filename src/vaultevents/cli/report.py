@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 from vaultevents.chain.ipfs import remember
-from vaultevents.cli.console import ConfigOption, JsonOption, complete, put_json, put_table, say, settings_of
+from vaultevents.cli.console import complete, put_json, put_table, say
+from vaultevents.cli.options import ConfigOption, JsonOption
+from vaultevents.cli.settings import settings_of
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError, OperatorError, SourceUnavailable, VaulteventsError
 from vaultevents.core.reports import (
@@ -114,9 +116,9 @@ def report_import(
         raise InputError(f"cannot read {file}: {problem.strerror}") from None
     done = complete(_import(settings, content))
     if as_json:
-        put_json({"resolved": [_facts(one) for one in done]})
+        put_json({"resolved": [_facts(resolved) for resolved in done]})
     else:
-        say(f"Resolved {len(done)} report: {', '.join(str(one.log.timestamp) for one in done)}.")
+        say(f"Resolved {len(done)} report: {', '.join(str(resolved.log.timestamp) for resolved in done)}.")
 
 
 @report.command("give-up")
@@ -130,27 +132,27 @@ def report_give_up(name: NameArgument, config: ConfigOption = None, as_json: Jso
 
     given_up = complete(work())
     if as_json:
-        put_json({"givenUp": [_facts(one) for one in given_up]})
+        put_json({"givenUp": [_facts(given) for given in given_up]})
     else:
-        say(f"Gave up report {', '.join(str(one.log.timestamp) for one in given_up)}.")
+        say(f"Gave up report {', '.join(str(given.log.timestamp) for given in given_up)}.")
 
 
 def _list(found: list[StoredReport], *, as_json: bool) -> None:
     if as_json:
-        put_json({"reports": [_facts(one) for one in found]})
+        put_json({"reports": [_facts(stored) for stored in found]})
         return
     rows = [
         (
-            one.log.timestamp,
-            one.log.block_number,
-            one.log.cid,
-            one.state,
-            one.vaults,
-            one.attempts,
-            one.failure,
-            one.problem,
+            stored.log.timestamp,
+            stored.log.block_number,
+            stored.log.cid,
+            stored.state,
+            stored.vaults,
+            stored.attempts,
+            stored.failure,
+            stored.problem,
         )
-        for one in found
+        for stored in found
     ]
     columns = ("timestamp", "block", "cid", "state", "vaults", "attempts", "failure", "problem")
     put_table(columns, rows, "no report has been seen yet")
@@ -172,17 +174,17 @@ def _put_facts(facts: dict[str, object]) -> None:
         say(f"{key:12}{'-' if value is None else value}")
 
 
-def _facts(one: StoredReport, failed: Failed | None = None) -> dict[str, object]:
-    """What is stored of a report; the failure is that of the present attempt, else that of the last one."""
-    kind, problem = (one.failure, one.problem) if failed is None else (failed.kind, failed.problem)
+def _facts(stored: StoredReport, failed: Failed | None = None) -> dict[str, object]:
+    """What is stored of a report; the failure is that of the present attempt, else that of the last stored."""
+    kind, problem = (stored.failure, stored.problem) if failed is None else (failed.kind, failed.problem)
     return {
-        "timestamp": str(one.log.timestamp),
-        "refSlot": str(one.log.ref_slot),
-        "block": one.log.block_number,
-        "oracle": checksum(one.log.address),
-        "root": hex_text(one.log.root),
-        "cid": one.log.cid,
-        "state": one.state,
+        "timestamp": str(stored.log.timestamp),
+        "refSlot": str(stored.log.ref_slot),
+        "block": stored.log.block_number,
+        "oracle": checksum(stored.log.address),
+        "root": hex_text(stored.log.root),
+        "cid": stored.log.cid,
+        "state": stored.state,
         "failure": kind,
         "problem": problem,
         "advice": None if kind is None else ADVICE[kind],
@@ -221,23 +223,25 @@ class InHand:
 
 async def _import(settings: Settings, content: bytes) -> list[StoredReport]:
     async with open_store(settings) as store:
-        pending = [one for one in await reports.find_reports(store.database) if one.state in ("pending", "given_up")]
+        pending = [
+            stored for stored in await reports.find_reports(store.database) if stored.state in ("pending", "given_up")
+        ]
         problems: list[VaulteventsError] = []
         undecodable: list[OperatorError] = []
         done = []
-        for one in pending:
+        for stored in pending:
             try:
-                check_file(content, one.log)
+                check_file(content, stored.log)
             except ReportInvalid as problem:
                 problems.append(problem)
                 continue
-            remember(report_cache(settings) / one.log.cid, content)  # a vault that is added later needs it again
+            remember(report_cache(settings) / stored.log.cid, content)  # a vault that is added later needs it again
             try:
-                await Resolver(Outbox(store.database), InHand(content), 1.0).resolve(one)
+                await Resolver(Outbox(store.database), InHand(content), 1.0).resolve(stored)
             except ReportUndecodable as problem:
-                undecodable.append(Failed("undecodable", str(problem)).as_error(one))
+                undecodable.append(Failed("undecodable", str(problem)).as_error(stored))
                 continue
-            done.append(one)
+            done.append(stored)
     if undecodable:
         raise undecodable[0]
     if not done:

@@ -15,6 +15,9 @@ from typing import Final, NoReturn, TypeAlias
 
 from vaultevents.core.errors import InputError
 
+MAX_BODY_BYTES: Final = 16 * 1024
+"""The largest body of a request to the HTTP API."""
+
 JsonValue: TypeAlias = "bool | int | Decimal | str | list[JsonValue] | dict[str, JsonValue] | None"
 
 MAX_DEPTH: Final = 32

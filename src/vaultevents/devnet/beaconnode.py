@@ -186,12 +186,14 @@ class BeaconNode:
         registry = self.beacon.registry
         indices: Iterable[int | None] = range(registry.count(state.slot))
         if ids:
-            indices = reversed([self._index(one) for one in dict.fromkeys(ids)])
+            indices = reversed([self._index(validator_id) for validator_id in dict.fromkeys(ids)])
         found = [registry.record(index, state.slot) for index in indices if index is not None]
         epoch = self.beacon.epoch_of(state.slot)
         records = [record_json(record, epoch) for record in found if record is not None]
         if statuses:
-            records = [one for one in records if {one["status"], one["status"].split("_")[0]} & set(statuses)]
+            records = [
+                record for record in records if {record["status"], record["status"].split("_")[0]} & set(statuses)
+            ]
         return self._answer(records, state)
 
     def validator(self, state_id: str, validator_id: str) -> Json:
@@ -233,7 +235,10 @@ class BeaconNode:
         if validator_id.isdecimal():
             return int(validator_id)
         wanted = validator_id.lower()
-        return next((one.index for one in self.beacon.registry.validators if hex_data(one.pubkey) == wanted), None)
+        return next(
+            (validator.index for validator in self.beacon.registry.validators if hex_data(validator.pubkey) == wanted),
+            None,
+        )
 
     def _block(self, number: int) -> Block:
         (block,) = self.beacon.chain.blocks(number, number)

@@ -117,7 +117,7 @@ class PlacedLog:
 
 def withdrawals_root(withdrawals: tuple[Withdrawal, ...]) -> bytes:
     """The header's commitment to a block's withdrawals (EIP-4895)."""
-    return ordered_root([_rlp(one) for one in withdrawals])
+    return ordered_root([_rlp(withdrawal) for withdrawal in withdrawals])
 
 
 def transactions_root(envelopes: Sequence[Envelope]) -> bytes:

@@ -246,8 +246,8 @@ class Chain:
         next_withdrawal += len(withdrawals)
         block = Block(header, header.hash(), slot, transactions, filler_logs, self.seed, withdrawals, next_withdrawal)
         self._include(block)
-        for tell in self.on_block:
-            tell()
+        for notify in self.on_block:
+            notify()
         return block
 
     def _fork_of(self, number: int) -> HardFork | None:
@@ -286,11 +286,11 @@ class _LogIndex:
         self._lists: dict[bytes | None, tuple[list[int], list[PlacedLog]]] = defaultdict(lambda: ([], []))
 
     def extend(self, placed: Iterable[PlacedLog]) -> None:
-        for one in placed:
-            for key in (None, one.log.topics[0]) if one.log.topics else (None,):
+        for entry in placed:
+            for key in (None, entry.log.topics[0]) if entry.log.topics else (None,):
                 numbers, logs = self._lists[key]
-                numbers.append(one.block.number)
-                logs.append(one)
+                numbers.append(entry.block.number)
+                logs.append(entry)
 
     def truncate(self, last: int) -> None:
         for numbers, logs in self._lists.values():

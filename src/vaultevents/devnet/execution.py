@@ -84,7 +84,7 @@ class ExecutionServer:
         if failure is not None:
             return failure
         if isinstance(sent, list) and sent:
-            return _reply([self._call(one) for one in sent])
+            return _reply([self._call(call) for call in sent])
         return _reply(self._call(sent))
 
     async def _socket(self, request: web.BaseRequest) -> web.StreamResponse:

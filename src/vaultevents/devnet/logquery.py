@@ -47,24 +47,24 @@ def parse_filter(query: dict[str, Any]) -> LogFilter:
 
 def _alternatives(value: object, size: int, what: str) -> Alternatives:
     values = value if isinstance(value, list) else [value]
-    return None if None in values or not values else frozenset(data(one, size, what) for one in values)
+    return None if None in values or not values else frozenset(data(value, size, what) for value in values)
 
 
 def logs_of_block(block: Block, wanted: LogFilter) -> list[PlacedLog]:
     """The matching logs of one block, canonical or not."""
-    return [one for one in [*own_logs(block), *filler_matches(block, wanted)] if wanted.matches(one.log)]
+    return [entry for entry in [*own_logs(block), *filler_matches(block, wanted)] if wanted.matches(entry.log)]
 
 
 def logs_of_range(chain: Chain, first: int, last: int, wanted: LogFilter) -> list[PlacedLog]:
     """The matching canonical logs of blocks `first`..`last` in chain order."""
-    found = [one for one in chain.logs(first, last, wanted.topic0s) if wanted.matches(one.log)]
+    found = [entry for entry in chain.logs(first, last, wanted.topic0s) if wanted.matches(entry.log)]
     foreign = _filler_of_range(chain, first, last, wanted)
     return sorted([*found, *foreign], key=lambda one: (one.block.number, one.log_index)) if foreign else found
 
 
 def filler_matches(block: Block, wanted: LogFilter) -> list[PlacedLog]:
     """The block's matching filler logs; they are made only when its pattern has one that matches."""
-    return [one for one in filler(block) if wanted.matches(one.log)] if _filler_hit(block, wanted) else []
+    return [entry for entry in filler(block) if wanted.matches(entry.log)] if _filler_hit(block, wanted) else []
 
 
 def _filler_hit(block: Block, wanted: LogFilter) -> bool:

@@ -184,7 +184,7 @@ class Node:
             return None
         block, index = found
         tx_hash = block.transaction_hashes[index]
-        logs = [one for one in [*own_logs(block), *filler(block)] if one.tx_hash == tx_hash]
+        logs = [log for log in [*own_logs(block), *filler(block)] if log.tx_hash == tx_hash]
         return receipt_json(block, index, logs, block_timestamp=self.block_timestamp)
 
     def _code(self, params: list[Any]) -> str:

@@ -73,11 +73,11 @@ class Oracle:
 
     def _publish(self, vaults: Sequence[bytes], slots_back: int = 0) -> Publication:
         ref_slot = self._next_ref_slot(slots_back)
-        tree, values, cid = self._write([one for one in vaults if self._exists(one, ref_slot)], ref_slot)
+        tree, values, cid = self._write([vault for vault in vaults if self._exists(vault, ref_slot)], ref_slot)
         self._ref_slot, self._previous_cid = ref_slot, cid
-        self._fees_wei.update((one.vault, one.fee_wei) for one in values)
+        self._fees_wei.update((value.vault, value.fee_wei) for value in values)
         own = set(self._vaults)
-        calldata = tuple((one.vault, tree.calldata(one)) for one in values if one.vault in own)
+        calldata = tuple((value.vault, tree.calldata(value)) for value in values if value.vault in own)
         return Publication(self.lazy_oracle, self._timestamp_s(ref_slot), ref_slot, tree.root, cid, calldata)
 
     def _write(self, vaults: Sequence[bytes], ref_slot: int) -> tuple[Tree, list[VaultValues], str]:

@@ -87,14 +87,14 @@ class Payments:
 
     def after_the_end(self, epoch: int) -> None:
         """A top-up of a validator that has nothing left is credited and swept once more."""
-        gone = [one for one in self._own if one.drained_slot is not None]
+        gone = [validator for validator in self._own if validator.drained_slot is not None]
         if gone:
             validator = self._rng.choice(gone)
             amount_gwei = self._rng.randint(1, 3) * GWEI_PER_ETH
             self.pay(self._some_slot(epoch), validator.index, _address(validator), amount_gwei)
 
     def _pay_own(self, epoch: int, *slots: int, amount_gwei: int | None = None) -> None:
-        candidates = [one for one in self._own if self._is_paid(one, epoch)]
+        candidates = [validator for validator in self._own if self._is_paid(validator, epoch)]
         if candidates:
             validator = self._rng.choice(candidates)
             for slot in slots:

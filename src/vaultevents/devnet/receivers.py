@@ -123,7 +123,11 @@ class Hook:
     @property
     def accepted(self) -> list[Received]:
         """The requests that were answered with 2xx."""
-        return [one for one in self.ledger if isinstance(one.answer, Reply) and 200 <= one.answer.status < 300]
+        return [
+            request
+            for request in self.ledger
+            if isinstance(request.answer, Reply) and 200 <= request.answer.status < 300
+        ]
 
     async def arrivals(self, count: int, timeout_s: float = 60.0) -> list[Received]:
         """The ledger, once it has at least `count` entries. Raises TimeoutError."""

@@ -75,7 +75,7 @@ class Tree:
     """An OpenZeppelin standard Merkle tree over at least one vault; `nodes[0]` is the root."""
 
     def __init__(self, values: Sequence[VaultValues]) -> None:
-        leaves = sorted(one.leaf for one in values)
+        leaves = sorted(value.leaf for value in values)
         self.nodes = [b""] * (len(leaves) - 1) + leaves[::-1]
         for at in reversed(range(len(leaves) - 1)):
             self.nodes[at] = keccak(b"".join(sorted(self.nodes[2 * at + 1 : 2 * at + 3])))
@@ -107,7 +107,7 @@ def report_file(
         "format": "standard-v1",
         "leafEncoding": _ENCODING,
         "tree": [_hex(node) for node in tree.nodes],
-        "values": [{"value": _texts(one), "treeIndex": tree.place(one)} for one in values],
+        "values": [{"value": _texts(value), "treeIndex": tree.place(value)} for value in values],
         "refSlot": reference.slot,
         "blockHash": _hex(reference.block_hash),
         "blockNumber": reference.block_number,

@@ -110,7 +110,7 @@ def block_json(block: Block, *, full: bool = False) -> dict[str, Any]:
         "size": hex(800 + 200 * len(block.transactions)),
         "transactions": _transactions(block, hashes) if full else hashes,
         "uncles": [],
-        "withdrawals": [withdrawal_json(one) for one in block.withdrawals],
+        "withdrawals": [withdrawal_json(withdrawal) for withdrawal in block.withdrawals],
     }
 
 
@@ -159,7 +159,7 @@ def log_json(placed: PlacedLog, *, block_timestamp: bool) -> dict[str, Any]:
 def receipt_json(block: Block, index: int, logs: Iterable[PlacedLog], *, block_timestamp: bool) -> dict[str, Any]:
     """The receipt of the block's transaction `index`, which has `logs`."""
     logs = list(logs)
-    bloom = bloom_of(value for one in logs for value in (one.log.address, *one.log.topics))
+    bloom = bloom_of(value for entry in logs for value in (entry.log.address, *entry.log.topics))
     tx_hash = block.transaction_hashes[index]
     transaction = block.transactions[index] if index < len(block.transactions) else None
     creates = () if transaction is None else transaction.creates
@@ -176,7 +176,7 @@ def receipt_json(block: Block, index: int, logs: Iterable[PlacedLog], *, block_t
         "gasUsed": hex(GAS_PER_TRANSACTION),
         "cumulativeGasUsed": hex(GAS_PER_TRANSACTION * (index + 1)),
         "effectiveGasPrice": hex(GAS_PRICE_WEI),
-        "logs": [log_json(one, block_timestamp=block_timestamp) for one in logs],
+        "logs": [log_json(entry, block_timestamp=block_timestamp) for entry in logs],
         "logsBloom": hex_data(bloom.to_bytes(256)),
         **{name: hex(value) for name, value in (() if transaction is None else transaction.receipt_fields)},
     }

@@ -81,7 +81,7 @@ class Staking:
         self._asides.deal()(self, slot)
         self._activate(self._late, slot)
         self._churn_epochs = 0
-        while sum(one.activation is None for one in self._own) < 2 + lives:
+        while sum(validator.activation is None for validator in self._own) < 2 + lives:
             self.deposit(slot)
 
     def deposit(self, slot: int) -> None:
@@ -170,7 +170,7 @@ class Staking:
 
 
 def _leavable(pool: Sequence[Validator], epoch: int) -> list[Validator]:
-    return [one for one in pool if one.exit is None and one.is_active(epoch)]
+    return [validator for validator in pool if validator.exit is None and validator.is_active(epoch)]
 
 
 _LIVES: dict[Callable[[Staking, int], None], int] = {

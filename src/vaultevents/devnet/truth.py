@@ -51,10 +51,10 @@ class Register:
             self._of_queue[registration.queue].append(registration)
 
     def of_vault(self, address: bytes, block: int) -> list[Registration]:
-        return [one for one in self._of_vault.get(address, ()) if one.covers(block)]
+        return [registration for registration in self._of_vault.get(address, ()) if registration.covers(block)]
 
     def of_queue(self, queue: bytes, block: int) -> list[Registration]:
-        return [one for one in self._of_queue.get(queue, ()) if one.covers(block)]
+        return [registration for registration in self._of_queue.get(queue, ()) if registration.covers(block)]
 
 
 def expected(
@@ -67,7 +67,7 @@ def expected(
 
     `acts` are those of each transaction by its hash. Without a finalized block there are no events.
     """
-    register = Register(Registration(*one) for one in registrations)
+    register = Register(Registration(*fields) for fields in registrations)
     last = chain.finalized_number if through is None else through
     events: Events = {}
     for number in range(0 if last is None else last + 1):
@@ -87,7 +87,7 @@ def transaction_events(tx_hash: bytes, acts: Sequence[Act], block: int, timestam
         *_claims(tx_hash, acts, block, register),
         *_reports(acts, block, register),
     ]
-    return dict(event(*one, created_at_ms=timestamp_s * 1000) for one in fields)
+    return dict(event(*values, created_at_ms=timestamp_s * 1000) for values in fields)
 
 
 def event(

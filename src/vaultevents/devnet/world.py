@@ -171,7 +171,10 @@ class World:
     def _mine(self, transactions: Sequence[Transaction]) -> Block:
         missed = self._rng.randint(1, 3) if self._rng.random() < self.missed_slot_share else 0
         self.events += sum(map(self._count, transactions))
-        transactions = [*transactions, *(self._transaction([one]) for one in self._oracle.publications())]
+        transactions = [
+            *transactions,
+            *(self._transaction([publication]) for publication in self._oracle.publications()),
+        ]
         if self._staking is None:
             return self.chain.mine(transactions, missed_slots=missed)
         slot = self.chain.head.slot + 1

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from vaultevents.config import NEW_KEY_VARIABLE, Settings
+from vaultevents.config import Settings
+from vaultevents.core.environment import NEW_KEY_VARIABLE
 from vaultevents.core.errors import ConfigError, DatabaseUnavailable, DatabaseUnusable
 from vaultevents.core.sealing import KEY_BYTES, NONCE_BYTES, HashKey, MasterKey
 from vaultevents.opening import keyfiles

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
 from vaultevents.core.errors import InputError
-from vaultevents.core.registry import Registry, Vault, VaultSpan, check_id
+from vaultevents.core.registry import Vault, check_id
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, checksum
-from vaultevents.store.cursors import EPOCH_STREAMS, backfill, lock_registry
+from vaultevents.store.cursors import EPOCH_STREAMS, backfill
 from vaultevents.store.pool import Connection, Database
+from vaultevents.store.registry import load_vaults, lock_registry
 from vaultevents.store.reports import reopen_reports
 from vaultevents.store.versions import change_version
 
@@ -72,23 +72,10 @@ async def account_facts(connection: Connection, account_id: str) -> tuple[Accoun
 
 async def vaults_of(connection: Connection, account_id: str) -> list[Vault]:
     """The vaults of an account that are registered now, in the order in which Python compares their ids."""
-    found = await _vaults(connection, account_id)
+    found = await load_vaults(connection, account_id)
     # a vault without a span was registered between the two queries
     present = [vault for vault in found if vault.spans and vault.spans[-1].last is None]
     return sorted(present, key=lambda vault: vault.id)
-
-
-async def load_registry(connection: Connection) -> Registry:
-    """The registry as it is now; a commit names its version (rule C9)."""
-    version = await connection.fetchval("select version from registry")
-    return Registry(version, await _vaults(connection))
-
-
-async def registry(database: Database) -> Registry:
-    async with database.transaction() as connection:
-        # one snapshot: no registration may fall between version and vaults
-        await connection.execute("set transaction isolation level repeatable read")
-        return await load_registry(connection)
 
 
 async def add_vault(
@@ -111,7 +98,7 @@ async def add_vault(
     async with database.transaction() as connection:
         await lock_registry(connection)
         await require_account(connection, account_id)
-        before = {vault.id: vault for vault in await _vaults(connection, account_id)}
+        before = {vault.id: vault for vault in await load_vaults(connection, account_id)}
         _check_addresses(vault_id, address, queue, before.values())
         old = before.get(vault_id)
         deliver_from = 0 if deliver else await _live_start(connection)
@@ -143,7 +130,7 @@ async def add_vault(
         if not (gains_queue or gains_blocks):
             raise InputError(f"vault '{vault_id}' of account '{account_id}' is already registered like this")
         await change_version(connection, "registry")
-        vault = next(vault for vault in await _vaults(connection, account_id) if vault.id == vault_id)
+        vault = next(vault for vault in await load_vaults(connection, account_id) if vault.id == vault_id)
         begin = min(span.first for span in vault.spans) if gains_queue else first_block
         await backfill(connection, "reports", begin)
         await reopen_reports(connection, begin)
@@ -166,38 +153,7 @@ async def remove_vault(database: Database, account_id: str, vault_id: str, last_
         if done == "UPDATE 0":
             raise InputError(f"account '{account_id}' has no vault '{vault_id}' that is registered now")
         await change_version(connection, "registry")
-        return next(vault for vault in await _vaults(connection, account_id) if vault.id == vault_id)
-
-
-async def _vaults(connection: Connection, account_id: str | None = None) -> list[Vault]:
-    spans = defaultdict(list)
-    for row in await connection.fetch(
-        "select * from vault_spans where account_id = $1 or $1 is null order by account_id, vault_id, ordinal",
-        account_id,
-    ):
-        span = VaultSpan(
-            row["first_block"],
-            row["last_block"],
-            row["deliver_from"],
-            row["first_time_s"],
-            row["last_time_s"],
-            row["quiet_time_s"],
-        )
-        spans[row["account_id"], row["vault_id"]].append(span)
-    rows = await connection.fetch(
-        "select account_id, id, address, queue from vaults where account_id = $1 or $1 is null order by account_id, id",
-        account_id,
-    )
-    return [
-        Vault(
-            row["account_id"],
-            row["id"],
-            Address(row["address"]),
-            Address(row["queue"]) if row["queue"] is not None else None,
-            tuple(spans[row["account_id"], row["id"]]),
-        )
-        for row in rows
-    ]
+        return next(vault for vault in await load_vaults(connection, account_id) if vault.id == vault_id)
 
 
 def _check_addresses(vault_id: str, address: Address, queue: Address | None, vaults: Iterable[Vault]) -> None:

@@ -1,4 +1,4 @@
-"""The registry's lock and the cursors of a registration: one live cursor a stream, and its backfills (rule C9)."""
+"""The cursors that a registration brings: one live cursor for each stream, and its backfills (rule C9)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,10 @@ from dataclasses import dataclass
 
 from vaultevents.core.spans import Span, subtract
 from vaultevents.store.pool import Connection, Database
+from vaultevents.store.registry import first_block, lock_registry
 
 EPOCH_STREAMS = ("validators", "withdrawals")
 """Streams whose positions are epochs; those of all others are blocks."""
-
-
-async def lock_registry(connection: Connection) -> None:
-    """Wait until no commit of events is under way; block new ones until this transaction ends (rules C9 and D9)."""
-    await connection.execute("select 1 from registry for update")
-
-
-async def first_block(connection: Connection) -> int | None:
-    """The earliest block for which anything is registered."""
-    found: int | None = await connection.fetchval("select min(first_block) from vault_spans")
-    return found
 
 
 async def open_stream(

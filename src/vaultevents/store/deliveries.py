@@ -17,10 +17,9 @@ import msgspec
 
 from vaultevents.core.streaks import DEFAULT_PARKING, Parking, Streak, should_disable
 from vaultevents.core.timing import NO_TIMING, Timing
-from vaultevents.store.cursors import lock_registry
 from vaultevents.store.notices import Notice, record
 from vaultevents.store.pool import Connection, Database, Record
-from vaultevents.store.webhook_health import disable_failing, keep_streaks, lock_streaks
+from vaultevents.store.registry import lock_registry
 from vaultevents.store.webhooks import disable_webhook
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from vaultevents.core.events import ENCODING, Event
 from vaultevents.store import quarantine
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection
+from vaultevents.store.registry import share_registry
 
 BlockHash = str
 """In hex with 0x, as in the anchor of a cursor."""
@@ -91,7 +92,7 @@ async def rewind(
     cursor takes over what lies after the ancestor. An attempt that is under way is let be: when it succeeds, its
     delivery is `delivered`, and otherwise it stays withdrawn.
     """
-    await connection.execute("select from registry for share")
+    await share_registry(connection)
     moved = await connection.fetchval(
         "update cursors set position = $4, anchor = $5, updated_at = db_now(), rewinds = rewinds + 1,"
         " rewound_at = db_now()"

@@ -19,9 +19,9 @@ from typing import Any, Literal
 from vaultevents.core.errors import VaulteventsError
 from vaultevents.core.sealing import MasterKey, open_sealed
 from vaultevents.core.stepup import STEP_S, is_code, lock_s, matching_step
-from vaultevents.store.cursors import lock_registry
 from vaultevents.store.mfa import seed_aad
 from vaultevents.store.pool import Connection, Database
+from vaultevents.store.registry import lock_registry
 
 
 @dataclass(frozen=True, slots=True)

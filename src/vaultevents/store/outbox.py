@@ -16,11 +16,11 @@ from vaultevents.core.reports import ReportLog
 from vaultevents.core.spans import Span
 from vaultevents.core.webhooks import Webhook, matches
 from vaultevents.store import forks
-from vaultevents.store.accounts import registry
 from vaultevents.store.audits import Comparison, compare_events, compare_reports, place_of_report
 from vaultevents.store.cursors import EPOCH_STREAMS, note_problem, read_through
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
 from vaultevents.store.quarantine import Changes, synchronize
+from vaultevents.store.registry import current_registry, registry_version, share_registry
 from vaultevents.store.reports import add_reports, mark_resolved
 from vaultevents.store.webhooks import active_webhooks
 
@@ -79,9 +79,9 @@ class Outbox:
         """The registry as it is now; read again only when its version changed or a connection was lost."""
         losses = self.database.losses
         async with self.database.transaction() as connection:
-            version = await connection.fetchval("select version from registry")
+            version = await registry_version(connection)
         if self._registry is None or self._registry.version != version or self._losses != losses:
-            self._registry, self._losses = await registry(self.database), losses
+            self._registry, self._losses = await current_registry(self.database), losses
         return self._registry
 
     async def live(self, stream: str) -> Cursor | None:
@@ -168,8 +168,8 @@ class Outbox:
         """
         async with self.database.transaction() as connection:
             # keeps registrations and webhook changes out until the end
-            state = await connection.fetchrow("select version, filter_revision from registry for share")
-            if state["version"] != registry_version or not await self._move(connection, old, new, unverified):
+            state = await share_registry(connection)
+            if state.version != registry_version or not await self._move(connection, old, new, unverified):
                 return Lost()
             if new.kind == "audit" and new.position > await read_through(connection, new.stream):
                 return Lost()  # it was registered meanwhile that more is to be read there first
@@ -181,7 +181,7 @@ class Outbox:
             if near is not None:
                 await forks.keep(connection, old.stream, old.position, old.anchor, near)
             final = None if near is None else near.final
-            stored = await _store(connection, found, state["filter_revision"], deliver=deliver, final=final)
+            stored = await _store(connection, found, state.filter_revision, deliver=deliver, final=final)
             changes = await _quarantine(connection, old, new, found, reports, quarantined)
             if compared is not None:
                 compared = _without_resolved(compared, changes, found, reports)
@@ -213,11 +213,11 @@ class Outbox:
         With `log` only while the report of this id is that one.
         """
         async with self.database.transaction() as connection:
-            state = await connection.fetchrow("select version, filter_revision from registry for share")
-            if state["version"] != registry_version:
+            state = await share_registry(connection)
+            if state.version != registry_version:
                 return Lost()
             await mark_resolved(connection, report_id, vaults, log)
-            return await _store(connection, events, state["filter_revision"], deliver=deliver)
+            return await _store(connection, events, state.filter_revision, deliver=deliver)
 
     async def _move(self, connection: Connection, old: Cursor, new: Cursor, unverified: int | None) -> bool:
         moved = await connection.fetchval(

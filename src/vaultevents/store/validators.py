@@ -10,8 +10,9 @@ from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import StreamStopped
 from vaultevents.core.units import Address, Hash32, Pubkey, ValidatorIndex, hex_text
 from vaultevents.core.validators import FAR_FUTURE_EPOCH, ValidatorRecord
-from vaultevents.store.cursors import EPOCH_STREAMS, backfill, lock_registry
+from vaultevents.store.cursors import EPOCH_STREAMS, backfill
 from vaultevents.store.pool import Connection, Database
+from vaultevents.store.registry import lock_registry
 from vaultevents.store.versions import change_version
 
 

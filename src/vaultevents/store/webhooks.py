@@ -11,10 +11,10 @@ from vaultevents.core.errors import InputError, VaulteventsError
 from vaultevents.core.sealing import MasterKey, Secret, seal
 from vaultevents.core.webhooks import Webhook
 from vaultevents.store.accounts import require_account
-from vaultevents.store.cursors import lock_registry
 from vaultevents.store.flag_changes import record_flag_change
 from vaultevents.store.notices import Notice, Reason, record
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
+from vaultevents.store.registry import lock_registry
 
 OVERLAP_S: Final = 24 * 3600.0
 MAX_OVERLAP_S: Final = 7 * 24 * 3600.0

@@ -21,9 +21,9 @@ from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
 from vaultevents.core.registry import Registry
 from vaultevents.core.units import Address
 from vaultevents.core.validators import ValidatorRecord, validators_head, vault_of
-from vaultevents.store.accounts import registry as load_registry
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
+from vaultevents.store.registry import current_registry
 from vaultevents.store.validators import (
     DiscoveryState,
     known,
@@ -52,7 +52,7 @@ class Discovery:
         self._adopted: dict[int, ValidatorRecord] = {}  # of those that were met
         self._refreshed_epoch = self._known_through = -1
         self._losses = database.losses
-        self._told: str | None = ""  # what an earlier run has told is taken back, too
+        self._reported: str | None = ""  # what an earlier run has reported is withdrawn, too
 
     def meet(self, records: Sequence[ValidatorRecord]) -> None:
         """Validators that somebody came across; they are adopted at the next step."""
@@ -76,23 +76,23 @@ class Discovery:
 
     async def _tell(self, problem: str | None) -> None:
         """What keeps discovery keeps the stream that lives on its records."""
-        if problem is None and self._told is None:
+        if problem is None and self._reported is None:
             return
         with contextlib.suppress(DatabaseUnavailable):
             await note_discovery_problem(self._database, problem)
             live = await self._outbox.live("validators")
             if live is not None:
                 await self._outbox.note_problem(live, problem)
-                self._told = problem
+                self._reported = problem
 
     async def step(self) -> None:
         """Brings everything that is known up to the present finality."""
         if self._database.losses != self._losses:  # an older copy of the database may lack what was adopted
             self._losses = self._database.losses
             self._met = self._adopted | self._met
-            self._told = ""
+            self._reported = ""
         finalized_epoch = await self._beacon.finalized_epoch()
-        registry = await load_registry(self._database)
+        registry = await current_registry(self._database)
         await self._place_spans(registry)
         vaults = registry.vault_addresses()
         if vaults:
@@ -105,7 +105,7 @@ class Discovery:
 
     async def covers(self, epoch: int) -> bool:
         """Whether the stored records have all activations and exits up to `epoch`; the beacon node is not asked."""
-        registry, state = await load_registry(self._database), await read_discovery(self._database)
+        registry, state = await current_registry(self._database), await read_discovery(self._database)
         if self._met or state.known_through is None or not registry.vault_addresses() <= state.scanned_vaults:
             return False
         final = (await self._chain.final_head()).number
@@ -141,9 +141,9 @@ class Discovery:
         Without a vault nothing was scanned, so there is no last look to go on from.
         """
         if vaults:
-            indices = [one.index for one in await known(self._database)]
+            indices = [validator.index for validator in await known(self._database)]
             found = await self._beacon.refresh(indices, state.size)
-            records = list({one.index: one for one in (*found.records, *found.newest)}.values())
+            records = list({record.index: record for record in (*found.records, *found.newest)}.values())
             finality, size = found.finality, state.size + len(found.newest)
         else:
             finality, records, size = await self._beacon.finality(), [], state.size
@@ -166,7 +166,7 @@ class Discovery:
         size: int | None = None,
         known_through: int | None = None,
     ) -> None:
-        ours = [one for one in records if vault_of(one.credentials) in vaults]
+        ours = [record for record in records if vault_of(record.credentials) in vaults]
         recorded = await record(self._database, ours, size=size, known_through=known_through)
         if recorded.new:
             log.info("validators_adopted", new=recorded.new)

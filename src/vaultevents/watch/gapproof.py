@@ -28,6 +28,7 @@ from vaultevents.store.audits import Comparison, body_digest, compare_events, co
 from vaultevents.store.cursors import readiness
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
+from vaultevents.store.registry import registry_version
 from vaultevents.watch.watcher import pauses
 
 log = structlog.get_logger("audit")
@@ -63,7 +64,7 @@ class Tally:
 class GapProof:
     """What was found of `span`, whose last block is `last`.
 
-    `facts` counts the logs of the two topics, whoever emitted them, and `facts_digest` is the SHA-256 over their lines
+    `facts` counts the logs of the two topics, of any contract, and `facts_digest` is the SHA-256 over their lines
     (`core/facts.py`). `undecodable` counts the logs of registered addresses that cannot be decoded. `events_digest` is
     that over the stored rows of both events (`store/audits.py: body_digest`).
     """
@@ -154,12 +155,16 @@ class _Running:
         reports, others = decode_all((log for log in derived.logs if log.topics[0] not in TOPICS), derived.times_s)
         self._undecodable += len(owned([*folded.undecodable, *others], self._registry))
         async with database.transaction() as connection:
-            if await connection.fetchval("select version from registry") != self._registry.version:
+            if await registry_version(connection) != self._registry.version:
                 raise InputError("vaults were registered or removed during the audit: start it again")
             self._events.add(await compare_events(connection, span, events))
             if self._reports is not None:
                 # a report that nobody was registered for may be kept, and need not
-                due = [one for one in reports if self._registry.watched(Span(one.block_number, one.block_number))]
+                due = [
+                    report
+                    for report in reports
+                    if self._registry.watched(Span(report.block_number, report.block_number))
+                ]
                 self._reports.add(await compare_reports(connection, span, due, reports))
 
     def result(self, span: Span, last: Header, events_digest: str) -> GapProof:

@@ -7,7 +7,7 @@ import contextlib
 
 
 class Hint:
-    """Given by whoever hears of a new head, to all streams at once."""
+    """Signalled by the source of a new head, to all streams at once."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()

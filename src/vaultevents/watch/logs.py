@@ -62,7 +62,7 @@ class LogsSource:
                 if hex_text(headers[number].hash) == known[number]:
                     return Forked(number, known[number]) if left else None  # that node stands, or is behind
                 left = True
-        if numbers[-1] not in headers:  # it is behind all of them, which tells nothing
+        if numbers[-1] not in headers:  # it is behind all of them, which proves nothing
             return None
         raise NodeFault(
             "the execution nodes in use",

@@ -99,7 +99,9 @@ class Reader:
 
     async def _prepare(self, span: Span, cursor: Cursor, registry: Registry) -> Prepared:
         reading = await self._source.read(span, cursor, registry)
-        return Prepared(reading, [event for one in reading.observations for event in project(one, registry)])
+        return Prepared(
+            reading, [event for observation in reading.observations for event in project(observation, registry)]
+        )
 
     def close(self) -> None:
         """Gives up what was read ahead."""
@@ -114,6 +116,6 @@ class Reader:
 
 
 def _looked_at(task: asyncio.Task[Prepared]) -> None:
-    """What a reading ahead met that nobody came to is met again by whoever reads that span."""
+    """Ignore the error of a span that was read ahead and not used: the next reading of that span meets it again."""
     if not task.cancelled():
         task.exception()

@@ -1,7 +1,7 @@
 """Source `reports`, and the resolver that turns published reports into events (rule C6).
 
-The log commits as a pending report with the cursor. Its file is fetched, verified and told apart from that, as often
-as it takes: one dead CID delays one report.
+The log commits as a pending report with the cursor. A resolver fetches and verifies its file
+apart from that, as often as it takes: a dead CID delays its report alone.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ async def read_published(files: Files, log: ReportLog) -> Report:
 
 
 class Resolver:
-    """Fetches, verifies and tells pending reports; any number of daemons may do so at once."""
+    """Fetches, verifies and resolves pending reports; any number of daemons may do so at once."""
 
     def __init__(self, outbox: Outbox, files: Files, poll_s: float, simulation: ExecutionChain | None = None) -> None:
         """With `simulation` each calldata is tried at the publishing block; what it says is logged, nothing more."""
@@ -122,7 +122,7 @@ class Resolver:
         except (SourceUnavailable, ReportInvalid) as error:
             await self.postpone(report, error)
         else:
-            log.info("report_resolved", cid=report.log.cid, timestamp=report.log.timestamp, told=committed.inserted)
+            log.info("report_resolved", cid=report.log.cid, timestamp=report.log.timestamp, events=committed.inserted)
 
     async def postpone(self, report: StoredReport, error: SourceUnavailable | ReportInvalid) -> None:
         """Keep why a pending report was not resolved, and try it again later; an unreadable one after the longest wait.

@@ -13,9 +13,10 @@ from vaultevents.chain.execution import ExecutionChain
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.units import Address
-from vaultevents.store.cursors import first_block, open_stream
+from vaultevents.store.cursors import open_stream
 from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.store.pool import Connection, Database
+from vaultevents.store.registry import first_block
 from vaultevents.store.validators import earliest_epoch
 from vaultevents.watch.audit import AuditSource, follow_audit
 from vaultevents.watch.discovery import Discovery

@@ -178,8 +178,8 @@ async def begun(stream: str, begin: Callable[[], Awaitable[T]]) -> T:
             return await begin()
         except (SourceUnavailable, DatabaseUnavailable) as error:
             pause = next(waits)
-            tell = log.info if pause < 1 else log.warning  # discovery needs a moment at the first start
-            tell("stream_waits", stream=stream, problem=str(error), retry_in_s=pause)
+            report = log.info if pause < 1 else log.warning  # discovery needs a moment at the first start
+            report("stream_waits", stream=stream, problem=str(error), retry_in_s=pause)
             await asyncio.sleep(pause)
 
 
@@ -233,8 +233,8 @@ async def run(
                     metrics.node_failure("chain_disagreement")
                 failures, pause = failures + 1, next(waits)
                 await outbox.note_problem(cursor, str(error))
-                told = {"stream": source.stream, "kind": cursor.kind, "problem": str(error)}
-                log.warning("stream_waits", **told, retry_in_s=pause)
+                fields = {"stream": source.stream, "kind": cursor.kind, "problem": str(error)}
+                log.warning("stream_waits", **fields, retry_in_s=pause)
                 await asyncio.sleep(pause)
                 continue
             if failures:

@@ -80,7 +80,7 @@ class WithdrawalsSource:
     async def _blocks(self, span: Span, link: Reached | None) -> list[WithdrawalBlock]:
         """All blocks of the epochs of `span`; no withdrawal is missing, not even the first or the last (rule C3).
 
-        The index tells a gap only between two withdrawals. So the same node is asked for blocks beyond the end, and
+        The index shows a gap only between two withdrawals. So the same node is asked for blocks beyond the end, and
         without a link for blocks before the beginning, until some with withdrawals were seen on both sides or there
         are no more.
         """

@@ -1,246 +1,39 @@
-"""account, vault and webhook: operator administration, through the code that the HTTP API uses."""
+"""webhook: the URLs to which events are delivered, changed by the code that the HTTP API uses."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-from vaultevents.chain.execution import HeadPolicy
-from vaultevents.cli.console import (
-    ConfigOption,
-    JsonOption,
-    complete,
-    duration_of,
-    overlap_of,
-    put_json,
-    put_table,
-    say,
-    settings_of,
-)
-from vaultevents.config import Settings
-from vaultevents.core.errors import InputError
-from vaultevents.core.registry import Vault, check_id
+from vaultevents.cli.console import complete, put_json, put_table, say
+from vaultevents.cli.options import AccountArgument, ConfigOption, JsonOption, duration_of, overlap_of
+from vaultevents.cli.settings import settings_of
 from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
-from vaultevents.core.units import Address, checksum, parse_address
 from vaultevents.core.webhooks import Webhook, check_event_types, check_url
 from vaultevents.opening.database import Store, open_store
 from vaultevents.opening.delivery import url_rules
-from vaultevents.opening.sources import open_chain
-from vaultevents.store import accounts, resends, webhooks
+from vaultevents.store import resends, webhooks
 
-account = typer.Typer(help="Add and list accounts, which own vaults and webhooks.", no_args_is_help=True)
-vault = typer.Typer(help="Add, list and remove the staking vaults that are watched.", no_args_is_help=True)
 webhook = typer.Typer(
     help="Add, list, pause, enable, test and remove the URLs to which events are delivered.", no_args_is_help=True
 )
 
 
 def add_to(app: typer.Typer) -> None:
-    app.add_typer(account, name="account")
-    app.add_typer(vault, name="vault")
     app.add_typer(webhook, name="webhook")
 
 
-AccountArgument = Annotated[str, typer.Argument(help="The account's id: letters, digits, hyphens.", metavar="ACCOUNT")]
-VaultArgument = Annotated[str, typer.Argument(help="The vault's id: letters, digits, hyphens.", metavar="VAULT")]
 WebhookArgument = Annotated[
     str, typer.Argument(help="The webhook's id, as 'webhook list' shows it.", metavar="WEBHOOK")
 ]
 ASK_EVERY_S = 0.2
-MAX_BLOCK = 2**63 - 1
-"""What a database column holds."""
-
-
-@account.command("add")
-def account_add(
-    account_id: AccountArgument,
-    name: Annotated[str | None, typer.Option(help="A name for people (default: the id).")] = None,
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Add an account.
-
-    Its id is part of the id of every event of it, and never changes.
-    """
-    settings = settings_of(config)
-    check_id(account_id, "an account id")
-    shown = name or account_id
-    if not shown.isprintable():
-        raise InputError("--name holds characters that cannot be printed: leave them out")
-
-    async def work() -> accounts.Account:
-        async with open_store(settings) as store:
-            return await accounts.add_account(store.database, account_id, shown)
-
-    added = complete(work())
-    if as_json:
-        put_json({"id": added.id, "name": added.name})
-    else:
-        say(f"Added account {added.id}.")
-
-
-@account.command("list")
-def account_list(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List all accounts."""
-    settings = settings_of(config)
-
-    async def work() -> list[accounts.Account]:
-        async with open_store(settings) as store:
-            return await accounts.accounts(store.database)
-
-    found = complete(work())
-    if as_json:
-        put_json({"accounts": [{"id": one.id, "name": one.name, "createdAt": one.created_at} for one in found]})
-    else:
-        rows = [(one.id, one.name, one.created_at.isoformat(timespec="seconds")) for one in found]
-        put_table(("id", "name", "created"), rows, "no accounts yet: 'vaultevents account add ACCOUNT'")
-
-
-@vault.command("add")
-def vault_add(
-    account_id: AccountArgument,
-    vault_id: VaultArgument,
-    address: Annotated[str, typer.Argument(help="The staking vault contract.", metavar="ADDRESS")],
-    queue: Annotated[
-        str | None,
-        typer.Option(help="Its pool's withdrawal queue contract; without it no claims are told.", metavar="ADDRESS"),
-    ] = None,
-    start_block: Annotated[
-        str,
-        typer.Option(
-            help="First block whose events exist: a number, 'now' (after the finalized block) or 'creation' (of the "
-            "vault, which an archive node can tell).",
-            metavar="BLOCK",
-        ),
-    ] = "now",
-    deliver: Annotated[
-        bool, typer.Option("--deliver/--no-deliver", help="Deliver events of blocks that were read before.")
-    ] = True,
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Watch a vault from a block on. Give the same again with an earlier start, or with a queue, to amend it.
-
-    The id is part of every event of the vault and never changes.
-    """
-    settings = settings_of(config)
-    check_id(account_id, "an account id")
-    check_id(vault_id, "a vault id")
-    contract = parse_address(address)
-    queue_contract = None if queue is None else parse_address(queue)
-    _refuse_core_queue(settings, queue_contract)
-    start = _parse_start(start_block)
-
-    async def work() -> accounts.Registered:
-        async with open_store(settings) as store:
-            first = start if isinstance(start, int) else await _start(settings, store, contract, start)
-            return await accounts.add_vault(
-                store.database, account_id, vault_id, contract, queue_contract, first, deliver=deliver
-            )
-
-    done = complete(work())
-    backfills = [(span.first, span.last) for span in done.backfills]
-    if as_json:
-        put_json({**_vault_json(done.vault), "backfills": backfills})
-        return
-    open_span = done.vault.spans[-1]
-    say(f"Watching vault {vault_id} ({checksum(contract)}) for account {account_id} from block {open_span.first} on.")
-    for first, last in backfills:
-        say(f"Blocks {first} to {last} will be read again for it; 'vaultevents status' shows how far that is.")
-
-
-def _parse_start(text: str) -> int | Literal["now", "creation"]:
-    if text == "now":
-        return "now"
-    if text == "creation":
-        return "creation"
-    if text.isascii() and text.isdigit() and (block := int(text[:20])) <= MAX_BLOCK:
-        return block
-    raise InputError(f"--start-block '{text}' is not a block: give a number, 'now' or 'creation'")
-
-
-async def _start(settings: Settings, store: Store, contract: Address, start: Literal["now", "creation"]) -> int:
-    """The block that a word stands for now (rule E12); always by the finalized head."""
-    async with open_chain(settings, store.database, head=HeadPolicy()) as chain:
-        return (await chain.head()).number + 1 if start == "now" else await chain.creation_block(contract)
-
-
-def _refuse_core_queue(settings: Settings, queue: Address | None) -> None:
-    if queue is not None and queue == settings.contracts.core_withdrawal_queue:
-        raise InputError(
-            f"{checksum(queue)} is the protocol's own withdrawal queue, which emits the claims of everybody: "
-            "name the queue of the vault's pool"
-        )
-
-
-@vault.command("list")
-def vault_list(
-    account_id: Annotated[str | None, typer.Argument(help="Only those of this account.", metavar="[ACCOUNT]")] = None,
-    config: ConfigOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List vaults with the blocks for which they are registered."""
-    settings = settings_of(config)
-
-    async def work() -> Sequence[Vault]:
-        async with open_store(settings) as store:
-            return (await accounts.registry(store.database)).vaults
-
-    found = [one for one in complete(work()) if account_id in (None, one.account_id)]
-    if as_json:
-        put_json({"vaults": [_vault_json(one) for one in found]})
-        return
-    rows = [
-        (one.account_id, one.id, checksum(one.address), one.queue and checksum(one.queue), _spans_text(one))
-        for one in found
-    ]
-    put_table(("account", "vault", "address", "queue", "blocks"), rows, "no vaults yet: 'vaultevents vault add'")
-
-
-@vault.command("remove")
-def vault_remove(
-    account_id: AccountArgument, vault_id: VaultArgument, config: ConfigOption = None, as_json: JsonOption = False
-) -> None:
-    """Stop watching a vault; nothing that is stored is deleted.
-
-    Events up to the finalized block of this moment still come.
-    """
-    settings = settings_of(config)
-
-    async def work() -> Vault:
-        async with open_store(settings) as store, open_chain(settings, store.database, head=HeadPolicy()) as chain:
-            last = (await chain.head()).number
-            return await accounts.remove_vault(store.database, account_id, vault_id, last)
-
-    removed = complete(work())
-    if as_json:
-        put_json(_vault_json(removed))
-    else:
-        say(
-            f"Vault {vault_id} of account {account_id} was watched for blocks {_spans_text(removed)}, and is no longer."
-        )
-
-
-def _spans_text(one: Vault) -> str:
-    return ", ".join(f"{span.first}..{'' if span.last is None else span.last}" for span in one.spans)
-
-
-def _vault_json(one: Vault) -> dict[str, object]:
-    return {
-        "accountId": one.account_id,
-        "id": one.id,
-        "address": checksum(one.address),
-        "withdrawalQueueAddress": None if one.queue is None else checksum(one.queue),
-        "spans": [{"firstBlock": span.first, "lastBlock": span.last} for span in one.spans],
-    }
 
 
 @webhook.command("add")
@@ -298,13 +91,13 @@ def webhook_list(account_id: AccountArgument, config: ConfigOption = None, as_js
         return
     rows = [
         (
-            one.webhook.id,
-            one.webhook.url,
-            "all" if one.webhook.event_types is None else ", ".join(one.webhook.event_types),
-            "all" if one.webhook.vault_ids is None else ", ".join(one.webhook.vault_ids),
-            _state(one),
+            stored.webhook.id,
+            stored.webhook.url,
+            "all" if stored.webhook.event_types is None else ", ".join(stored.webhook.event_types),
+            "all" if stored.webhook.vault_ids is None else ", ".join(stored.webhook.vault_ids),
+            _state(stored),
         )
-        for one in found
+        for stored in found
     ]
     put_table(("id", "url", "event types", "vaults", "state"), rows, "no webhooks yet: 'vaultevents webhook add'")
 
@@ -491,11 +284,11 @@ async def _answer(store: Store, webhook_id: str, test_id: str, wait_s: float) ->
     return None
 
 
-def _webhook_json(one: Webhook) -> dict[str, object]:
+def _webhook_json(shown: Webhook) -> dict[str, object]:
     return {
-        "id": one.id,
-        "url": one.url,
-        "eventTypes": one.event_types,
-        "stakingVaultIds": one.vault_ids,
-        "active": one.active,
+        "id": shown.id,
+        "url": shown.url,
+        "eventTypes": shown.event_types,
+        "stakingVaultIds": shown.vault_ids,
+        "active": shown.active,
     }

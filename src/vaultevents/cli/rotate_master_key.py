@@ -9,16 +9,12 @@ from typing import Annotated
 
 import typer
 
-from vaultevents.cli.console import (
-    ConfigOption,
-    JsonOption,
-    complete,
-    put_json,
-    say,
-    settings_of,
-)
+from vaultevents.cli.console import complete, put_json, say
+from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.progress import RowProgress
-from vaultevents.config import NEW_KEY_VARIABLE, Settings
+from vaultevents.cli.settings import settings_of
+from vaultevents.config import Settings
+from vaultevents.core.environment import NEW_KEY_VARIABLE
 from vaultevents.core.errors import InputError
 from vaultevents.core.sealing import NONCE_BYTES, MasterKey, parse_master_key
 from vaultevents.opening.database import open_rotation

@@ -1,10 +1,8 @@
-"""init, run."""
+"""init: a configuration file that explains every setting."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import sys
 import tempfile
 from importlib import resources
 from pathlib import Path
@@ -12,29 +10,14 @@ from typing import Annotated
 
 import typer
 
-from vaultevents.cli.console import (
-    ConfigOption,
-    JsonOption,
-    complete,
-    one_of,
-    put_json,
-    say,
-    settings_of,
-    stop_at_end_of,
-    stopping,
-)
-from vaultevents.cli.dispatchers import dispatchers, tell_counts
-from vaultevents.cli.progress import SpanProgress
-from vaultevents.cli.totals import Totals
+from vaultevents.cli.console import put_json, say
+from vaultevents.cli.options import ConfigOption, JsonOption, one_of
 from vaultevents.config import DEFAULT_FILE, NETWORKS, chosen_file
 from vaultevents.core.errors import ConfigError, InputError
-from vaultevents.daemon import ROLES, Role, serve
-from vaultevents.watch.watcher import Advanced
 
 
 def add_to(app: typer.Typer) -> None:
     app.command("init")(init)
-    app.command("run")(run_daemon)
 
 
 def init(
@@ -73,7 +56,7 @@ _FIRST = {
 
 
 def _write_whole(path: Path, text: str) -> None:
-    """Whole or not at all: a full disk must not cost the file that was there."""
+    """Write a file whole or not at all: a full disk must not cost the former file."""
     target = path.resolve()
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
@@ -86,7 +69,7 @@ def _write_whole(path: Path, text: str) -> None:
         finally:
             Path(name).unlink(missing_ok=True)
     except OSError as error:
-        raise ConfigError(f"cannot write {path} ({error.strerror}): mend that, or name another file") from None
+        raise ConfigError(f"cannot write {path} ({error.strerror}): correct that, or name another file") from None
 
 
 def _template(network: str) -> str:
@@ -96,49 +79,3 @@ def _template(network: str) -> str:
         if example.is_file():
             return example.read_text(encoding="utf-8")
     raise ConfigError(f"this installation comes without its examples: copy config/{network}.toml from the repository")
-
-
-def run_daemon(
-    config: ConfigOption = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Only this part of the work: {' or '.join(ROLES)}. May be repeated.", metavar="ROLE"),
-    ] = None,
-    number: Annotated[
-        int, typer.Option("--dispatchers", min=1, max=64, help="Processes that deliver, this one among them.")
-    ] = 1,
-    while_stdin: Annotated[bool, typer.Option("--while-stdin", hidden=True)] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Watch the chain and deliver webhooks until SIGTERM or Ctrl-C.
-
-    Attempts that are under way then are finished first; a second signal ends it at once, and they are made again
-    later. With --json it says at the end what it read.
-    """
-    for role in only or ():
-        one_of(ROLES, role, "--only")
-    settings = settings_of(config)
-    roles: list[Role] = [role for role in ROLES if not only or role in only]
-    if number > 1 and "dispatch" not in roles:
-        raise typer.BadParameter("there is nothing to deliver without the role dispatch", param_hint="--dispatchers")
-    totals = Totals()
-
-    async def work() -> None:
-        stop = asyncio.Event()
-        if while_stdin:
-            stop_at_end_of(sys.stdin, stop)
-        with stopping(stop), SpanProgress() as progress:
-
-            def advanced(step: Advanced) -> None:
-                totals.count(step)
-                progress.advanced(step)
-
-            telling = asyncio.create_task(tell_counts()) if while_stdin else None
-            async with dispatchers(number - 1, config, stop):
-                await serve(settings, stop, only=roles, on_advance=advanced, observed=not while_stdin)
-            if telling is not None:
-                telling.cancel()
-
-    complete(work())
-    if as_json:
-        put_json(totals.as_dict())

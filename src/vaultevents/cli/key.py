@@ -1,56 +1,35 @@
-"""key and mfa: who may call the HTTP API for an account, and its second factor (rules A14 and A15)."""
+"""key: who may call the HTTP API for an account (rule A14)."""
 
 from __future__ import annotations
 
-import io
 import re
 import secrets
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final, TypeVar, cast, get_args
+from typing import Annotated, Final, cast, get_args
 
-import segno
 import typer
 
-from vaultevents.cli.console import (
-    ConfigOption,
-    JsonOption,
-    complete,
-    one_of,
-    overlap_of,
-    put_json,
-    put_table,
-    say,
-    settings_of,
-)
+from vaultevents.cli.console import complete, put_json, put_table, say
+from vaultevents.cli.options import ConfigOption, JsonOption, one_of, overlap_of, read_key
+from vaultevents.cli.settings import settings_of
 from vaultevents.core.errors import InputError
 from vaultevents.core.registry import check_id
 from vaultevents.core.rsakeys import fingerprint, parse_public_key
-from vaultevents.core.sealing import NONCE_BYTES, Secret, keyed_hash
-from vaultevents.core.stepup import SEED_BYTES, new_seed, otpauth_uri
+from vaultevents.core.sealing import Secret, keyed_hash
 from vaultevents.core.webhooks import parse_network
 from vaultevents.opening.database import open_hash_key, open_store
 from vaultevents.store import apikeys
-from vaultevents.store import mfa as factors
 from vaultevents.store.apikeys import ApiKey, PublicKey, Role
 
 key = typer.Typer(help="Add, list, rotate and revoke the keys of the HTTP API.", no_args_is_help=True)
-mfa = typer.Typer(
-    help="Enrol and reset the second factor with which an account changes its webhooks.", no_args_is_help=True
-)
 
 
 def add_to(app: typer.Typer) -> None:
     app.add_typer(key, name="key")
-    app.add_typer(mfa, name="mfa")
 
-
-T = TypeVar("T")
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 API_KEY_BYTES: Final = 32
-MAX_KEY_FILE_BYTES: Final = 64 * 1024
 
 _KEY_ID = re.compile(r"key-[0-9a-f]{16}")
 
@@ -58,7 +37,6 @@ KeyArgument = Annotated[str, typer.Argument(help="The key's id, as 'key list' sh
 PublicKeyOption = Annotated[
     Path, typer.Option(help="The customer's RSA public key in PEM, 2048 bits or more.", metavar="FILE")
 ]
-AccountArgument = Annotated[str, typer.Argument(help="The account's id.", metavar="ACCOUNT")]
 
 
 @key.command("add")
@@ -129,18 +107,18 @@ def key_list(
 
     found = complete(work())
     if as_json:
-        put_json({"keys": [_key_json(one) for one in found]})
+        put_json({"keys": [_key_json(listed) for listed in found]})
         return
     rows = [
         (
-            one.id,
-            one.account_id,
-            one.name,
-            one.role if one.revoked_at is None else "revoked",
-            "anywhere" if one.allowed is None else ", ".join(one.allowed),
-            ", ".join(map(_public_key_text, one.public_keys)),
+            listed.id,
+            listed.account_id,
+            listed.name,
+            listed.role if listed.revoked_at is None else "revoked",
+            "anywhere" if listed.allowed is None else ", ".join(listed.allowed),
+            ", ".join(map(_public_key_text, listed.public_keys)),
         )
-        for one in found
+        for listed in found
     ]
     columns = ("key", "account", "name", "role", "from", "public keys")
     put_table(columns, rows, "no API keys yet: 'vaultevents key add'")
@@ -194,97 +172,27 @@ def key_rotate(
         say(f"Its other public keys: {f'valid for {overlap} more at most' if overlap_s else 'not valid any longer'}.")
 
 
-@mfa.command("enroll")
-def mfa_enroll(account: AccountArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Give an account its second factor and show it, once, for an authenticator app.
-
-    From then on each change of a webhook needs a code of it.
-    """
-    settings = settings_of(config)
-    check_id(account, "an account id")
-    seed = new_seed(secrets.token_bytes(SEED_BYTES))
-
-    async def work() -> None:
-        async with open_store(settings) as store:
-            nonce = secrets.token_bytes(NONCE_BYTES)
-            await factors.enroll(store.database, account, seed, store.key, nonce)
-
-    complete(work())
-    uri = otpauth_uri(seed, account).reveal()
-    if as_json:
-        put_json({"accountId": account, "otpauthUri": uri})
-        return
-    say(f"Account {account} has a second factor. It is shown only now; keep it secret:")
-    say(uri)
-    if _shows_blocks():
-        say(_qr_code(uri))
-
-
-@mfa.command("reset")
-def mfa_reset(account: AccountArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Remove an account's second factor, and its lock: for one that was lost, disclosed or locked.
-
-    Webhooks cannot be changed through the API until another one is enrolled.
-    """
-    settings = settings_of(config)
-    check_id(account, "an account id")
-
-    async def work() -> None:
-        async with open_store(settings) as store:
-            await factors.reset(store.database, account)
-
-    complete(work())
-    if as_json:
-        put_json({"accountId": account, "reset": True})
-    else:
-        say(f"Account {account} has no second factor any longer: 'vaultevents mfa enroll {account}' makes another one.")
-
-
-def read_key(path: Path, option: str, parse: Callable[[bytes], T]) -> T:
-    """The key in the PEM file that an option names; raises `InputError`, which shows nothing of it."""
-    try:
-        with path.open("rb") as file:
-            pem = file.read(MAX_KEY_FILE_BYTES)
-    except OSError as error:
-        raise InputError(f"cannot read {path} ({error.strerror}): name a key in PEM with {option}") from None
-    try:
-        return parse(pem)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-
-
 def _check_key_id(text: str) -> None:
     if not _KEY_ID.fullmatch(text):
         raise InputError("a key id is 'key-' and 16 hexadecimal digits: take one that 'vaultevents key list' shows")
 
 
-def _shows_blocks() -> bool:
-    """Whether stdout is a terminal that can show a QR code."""
-    return sys.stdout.isatty() and (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
+def _public_key_text(stored: PublicKey) -> str:
+    end = "" if stored.valid_until is None else f" until {stored.valid_until.isoformat(timespec='seconds')}"
+    return f"{stored.fingerprint}{end}"
 
 
-def _qr_code(text: str) -> str:
-    drawn = io.StringIO()
-    segno.make_qr(text).terminal(drawn, compact=True)
-    return drawn.getvalue().rstrip("\n")
-
-
-def _public_key_text(one: PublicKey) -> str:
-    end = "" if one.valid_until is None else f" until {one.valid_until.isoformat(timespec='seconds')}"
-    return f"{one.fingerprint}{end}"
-
-
-def _key_json(one: ApiKey) -> dict[str, object]:
+def _key_json(stored: ApiKey) -> dict[str, object]:
     return {
-        "id": one.id,
-        "accountId": one.account_id,
-        "name": one.name,
-        "role": one.role,
-        "allowedNetworks": one.allowed,
-        "createdAt": one.created_at,
-        "revokedAt": one.revoked_at,
+        "id": stored.id,
+        "accountId": stored.account_id,
+        "name": stored.name,
+        "role": stored.role,
+        "allowedNetworks": stored.allowed,
+        "createdAt": stored.created_at,
+        "revokedAt": stored.revoked_at,
         "publicKeys": [
             {"fingerprint": public.fingerprint, "createdAt": public.created_at, "validUntil": public.valid_until}
-            for public in one.public_keys
+            for public in stored.public_keys
         ],
     }

@@ -1,0 +1,68 @@
+"""run: the service, or some of its roles, until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+
+from vaultevents.cli.console import complete, put_json, stop_at_end_of, stopping
+from vaultevents.cli.dispatchers import dispatchers, report_counts
+from vaultevents.cli.options import ConfigOption, JsonOption, one_of
+from vaultevents.cli.progress import SpanProgress
+from vaultevents.cli.settings import settings_of
+from vaultevents.cli.totals import Totals
+from vaultevents.daemon import ROLES, Role, serve
+from vaultevents.watch.watcher import Advanced
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("run")(run_daemon)
+
+
+def run_daemon(
+    config: ConfigOption = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Only this part of the work: {' or '.join(ROLES)}. May be repeated.", metavar="ROLE"),
+    ] = None,
+    number: Annotated[
+        int, typer.Option("--dispatchers", min=1, max=64, help="Processes that deliver, this one among them.")
+    ] = 1,
+    while_stdin: Annotated[bool, typer.Option("--while-stdin", hidden=True)] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch the chain and deliver webhooks until SIGTERM or Ctrl-C.
+
+    Attempts that are under way then are finished first; a second signal ends it at once, and they are made again
+    later. With --json it says at the end what it read.
+    """
+    for role in only or ():
+        one_of(ROLES, role, "--only")
+    settings = settings_of(config)
+    roles: list[Role] = [role for role in ROLES if not only or role in only]
+    if number > 1 and "dispatch" not in roles:
+        raise typer.BadParameter("there is nothing to deliver without the role dispatch", param_hint="--dispatchers")
+    totals = Totals()
+
+    async def work() -> None:
+        stop = asyncio.Event()
+        if while_stdin:
+            stop_at_end_of(sys.stdin, stop)
+        with stopping(stop), SpanProgress() as progress:
+
+            def advanced(step: Advanced) -> None:
+                totals.count(step)
+                progress.advanced(step)
+
+            reporting = asyncio.create_task(report_counts()) if while_stdin else None
+            async with dispatchers(number - 1, config, stop):
+                await serve(settings, stop, only=roles, on_advance=advanced, observed=not while_stdin)
+            if reporting is not None:
+                reporting.cancel()
+
+    complete(work())
+    if as_json:
+        put_json(totals.as_dict())
