@@ -15,7 +15,8 @@ from _delivery import KEY, PlainGuard
 
 from vaultevents.cli.console import stop_at_end_of
 from vaultevents.core.webhooks import UrlRules, parse_allow
-from vaultevents.dispatch.dispatcher import Dispatcher, DispatchOptions
+from vaultevents.dispatch.attempts import Dispatcher
+from vaultevents.dispatch.lanes import DeliveryLane, DispatchOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard

@@ -30,7 +30,7 @@ from store_stories import (
 )
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.store import flag_changes, gauges, history, status
-from vaultevents.store.deliveries import Delivery, claim, settle
+from vaultevents.store.deliveries import ClaimRequest, Delivery, claim, settle
 from vaultevents.store.embedded import ServerAddress
 from vaultevents.store.flag_changes import advance, carry_out, follow_flags
 from vaultevents.store.pool import Database

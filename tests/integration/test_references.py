@@ -112,7 +112,7 @@ def commands(command: Any, path: str) -> Iterator[tuple[str, set[str]]]:
 
 def load(name: str) -> Any:
     """Return the command of this name as the command line builds it."""
-    return vars(typer.main.get_command(cli.build(name)))["commands"][name]
+    return vars(typer.main.get_command(cli.build()))["commands"][name]
 
 
 def command_line() -> dict[str, set[str]]:

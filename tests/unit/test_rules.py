@@ -204,7 +204,7 @@ def test_the_description_of_the_api_cites_no_rule() -> None:
 
 
 def test_no_help_cites_a_rule() -> None:
-    texts = dict(helps(typer.main.get_command(build(None)), "vaultevents"))
+    texts = dict(helps(typer.main.get_command(build()), "vaultevents"))
     assert len(texts) > 20
     assert all("Usage: vaultevents" in text for text in texts.values())
     assert {name: found for name, text in texts.items() if (found := ANY_CODE.findall(text))} == {}

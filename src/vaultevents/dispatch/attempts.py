@@ -6,7 +6,7 @@
 
 A `Lane` holds what differs between them; each lane has a `Dispatcher` and slots of its own, so none delays another
 (rule D11). No transaction is open during a POST. A slot is free only when its attempt is settled, so what is in memory
-is bounded. A process that dies loses only leases; these end, and their deliveries are attempted again (P5, P10).
+is bounded. A process that dies loses only leases; these end, and their deliveries are claimed again (rules P5 and P10).
 """
 
 from __future__ import annotations

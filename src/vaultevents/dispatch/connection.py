@@ -48,7 +48,7 @@ class Malformed(Exception):
 class Connection(asyncio.Protocol):
     """The protocol of one transport. `address` is where it leads; `usable` while another POST may be sent.
 
-    Whoever posts has to call `expire` when `deadline_s` (loop's clock) is over: a timer for each POST costs too much.
+    The caller has to call `expire` when `deadline_s` (loop's clock) is over: a timer for each POST costs too much.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -213,7 +213,7 @@ class Pool:
     """Connections by the origin they lead to: idle ones, and who waits for one.
 
     Idle connections are closed after `keep_s` without use, and when there are more than `at_most`. Of one origin only
-    `dials` are being opened at a time, and with as many open whoever needs one waits up to `patience_s` for one that
+    `dials` are being opened at a time, and with as many open a caller waits up to `patience_s` for one that
     becomes free: a handshake costs some twenty POSTs, and a burst needs few connections where answers are quick.
     """
 
@@ -241,7 +241,7 @@ class Pool:
         return None
 
     async def wait(self, origin: Hashable, until_s: float) -> Connection | None:
-        """A connection that somebody gave back, or None: now it may be dialled, and `dialled` has to be told.
+        """A connection that somebody gave back, or None: now it may be dialled, and `dialled` has to be called.
 
         Raises `TimeoutError` soon after `until_s` of the loop's clock.
         """
@@ -303,12 +303,12 @@ class Pool:
         return self._dialling[origin] < self._dials
 
     def _let_dial(self, origin: Hashable) -> None:
-        """Tells one that waits to dial."""
+        """Wake one waiter that may dial."""
         if self._may_dial(origin) and self._hand(origin, None):
             self._dialling[origin] += 1
 
     def _lose_patience(self, origin: Hashable) -> None:
-        """Tells all that may dial to do so, and those whose time is over that they have no connection."""
+        """Wake all that may dial, and fail those whose time is over."""
         waiting, now_s = self._waiting[origin], asyncio.get_running_loop().time()
         while waiting and waiting[0][0] <= now_s:
             _, turn = waiting.popleft()

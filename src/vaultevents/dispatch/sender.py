@@ -200,7 +200,7 @@ class Sender:
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def answered(came: Reply) -> None:
-            if not reply.cancelled():  # by one that has not been told so yet
+            if not reply.cancelled():  # by a caller that does not know it yet
                 reply.set_result(came)
 
         self._post(target, connection, body, headers, (started_s, timing), answered)

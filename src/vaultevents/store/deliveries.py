@@ -1,7 +1,7 @@
 """The queue: claim due deliveries under a lease, settle their attempts in batches (rules D5 to D8 and D14).
 
-A claim leases what it takes, with a fresh token and until a moment. Whoever works ends the leases whose time is over:
-then what a dead process held is due again. Every later write proves the token: whoever lost the lease changes nothing.
+A claim leases what it takes, with a fresh token and until a moment. Dispatchers end the leases whose time is over:
+then what a dead process held is due again. Every later write names the token: without its lease it changes nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from vaultevents.core.timing import NO_TIMING, Timing
 from vaultevents.store.notices import Notice, record
 from vaultevents.store.pool import Connection, Database, Record
 from vaultevents.store.registry import lock_registry
+from vaultevents.store.webhook_health import disable_failing, keep_streaks, lock_streaks
 from vaultevents.store.webhooks import disable_webhook
 
 
@@ -55,7 +56,7 @@ class Delivery(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What was due, the database's time then (rule D15), which is told with deliveries only, and whose turn it was.
+    """What was due, the database's time then (rule D15), which comes with deliveries only, and whose turn it was.
 
     The next claim may begin after the webhook `last`.
     """
@@ -258,7 +259,7 @@ update deliveries set state = 'exhausted', finished_at = db_now() where id = any
 
 
 async def pause(connection: Connection, settlements: Iterable[Settlement]) -> None:
-    """Pause webhooks for the longest time that their receivers asked for (D6)."""
+    """Pause webhooks for the longest time that their receivers asked for (rule D6)."""
     for settled in sorted(settlements, key=attrgetter("delivery.webhook_id")):
         if settled.park_s:
             await connection.execute(_PAUSE, settled.delivery.webhook_id, settled.park_s)

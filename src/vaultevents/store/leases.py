@@ -1,4 +1,4 @@
-"""Leases: what a claim holds until it is settled, put back, or its time is over (P5, P10).
+"""Leases: what a claim holds until it is settled, put back, or its time is over (rules P5 and P10).
 
 Whatever ends a lease marks its webhook in `due_webhooks`, so that the next claim visits it (decision 0043).
 """

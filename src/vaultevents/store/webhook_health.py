@@ -1,4 +1,4 @@
-"""Webhook health: failures in a row, which park a webhook and disable it in the end (D7, D8)."""
+"""Webhook health: failures in a row, which park a webhook and disable it in the end (rules D7 and D8)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 
 from vaultevents.core.streaks import Parking, Streak, failed, should_disable, should_warn
-from vaultevents.store.cursors import lock_registry
 from vaultevents.store.notices import Notice, record
 from vaultevents.store.pool import Connection, Database, Record
+from vaultevents.store.registry import lock_registry
 from vaultevents.store.webhooks import disable_webhook
 
 
@@ -79,7 +79,7 @@ where w.id = n.id
 
 
 async def disable_failing(database: Database, webhook_id: str) -> None:
-    """Disable a webhook whose failures have lasted (D7), unless it was disabled or succeeded meanwhile."""
+    """Disable a webhook whose failures have lasted (rule D7), unless it was disabled or succeeded meanwhile."""
     async with database.transaction() as connection:
         await lock_registry(connection)
         row = await connection.fetchrow(
