@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from vaultevents.chain.beacon import BeaconChain, BeaconOptions
 from vaultevents.chain.http import Deadlines, HttpExchange, Request, asked_pause_s, new_session, read_body
@@ -28,9 +27,16 @@ CAP = 1000
 async def serving(handler: Handler, deadlines: Deadlines = PATIENT) -> AsyncIterator[tuple[HttpExchange, Request]]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
-    async with TestServer(app) as server, new_session(deadlines) as session:
+    runner = web.AppRunner(app, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
         line = Line("node#1", "execution", Counters(), attempts=1, wait_s=0.0, set_aside_s=1.0)
-        yield HttpExchange(line, session, deadlines), Request("GET", server.make_url(f"/{SECRET}"))
+        async with new_session(deadlines) as session:
+            port = runner.addresses[0][1]
+            yield HttpExchange(line, session, deadlines), Request("GET", f"http://127.0.0.1:{port}/{SECRET}")
+    finally:
+        await runner.cleanup()
 
 
 async def body(response: aiohttp.ClientResponse) -> bytes | None:

@@ -57,9 +57,13 @@ def build() -> typer.Typer:
 
 
 def load(name: str) -> Any:
-    """Import the module of a command, which has the name of the command, and return the command."""
-    app = _app(TyperGroup)
-    import_module(f"vaultevents.cli.{name.replace('-', '_')}").add_to(app)
+    """Import the module of a command and return the command: both have its name in Python's spelling."""
+    app, spelled = _app(TyperGroup), name.replace("-", "_")
+    command = getattr(import_module(f"vaultevents.cli.{spelled}"), spelled)
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name=name)
+    else:
+        app.command(name)(command)
     group = get_command(app)
     assert isinstance(group, TyperGroup)
     return group.commands[name]

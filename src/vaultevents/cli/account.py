@@ -17,10 +17,6 @@ from vaultevents.store import accounts
 account = typer.Typer(help="Add and list accounts, which own vaults and webhooks.", no_args_is_help=True)
 
 
-def add_to(app: typer.Typer) -> None:
-    app.add_typer(account, name="account")
-
-
 @account.command("add")
 def account_add(
     account_id: AccountArgument,

@@ -25,10 +25,6 @@ from vaultevents.watch.gapproof import KINDS, GapProof, Tally, prove
 audit = typer.Typer(help="Proofs over what is stored.", no_args_is_help=True)
 
 
-def add_to(app: typer.Typer) -> None:
-    app.add_typer(audit, name="audit")
-
-
 @audit.command("deliveries")
 def audit_deliveries(
     account: Annotated[

@@ -39,10 +39,6 @@ SAME_CLOCK_S: Final = 2
 """A Date header counts whole seconds, and the answer took time."""
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("call")(call)
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What came back, and when by the clock of this machine."""

@@ -33,10 +33,6 @@ from vaultevents.store import status as overview
 from vaultevents.store.pool import Database
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("check")(check)
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that `check` tried: what it is in `detail`, or what to do about it."""

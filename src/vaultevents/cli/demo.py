@@ -51,10 +51,6 @@ DRAIN_S = 60.0
 SERVER_GONE_S = 30.0
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("demo")(demo)
-
-
 def demo(
     once: Annotated[
         bool, typer.Option("--once", help="End when a short history and a few new blocks are delivered.")

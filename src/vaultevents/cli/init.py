@@ -16,10 +16,6 @@ from vaultevents.config import DEFAULT_FILE, NETWORKS, chosen_file
 from vaultevents.core.errors import ConfigError, InputError
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("init")(init)
-
-
 def init(
     network: Annotated[
         str, typer.Option(help=f"The network to watch: {', '.join(NETWORKS)}.", metavar="NETWORK")

@@ -23,11 +23,6 @@ from vaultevents.store.apikeys import ApiKey, PublicKey, Role
 
 key = typer.Typer(help="Add, list, rotate and revoke the keys of the HTTP API.", no_args_is_help=True)
 
-
-def add_to(app: typer.Typer) -> None:
-    app.add_typer(key, name="key")
-
-
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 API_KEY_BYTES: Final = 32
 

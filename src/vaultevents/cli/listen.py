@@ -14,10 +14,6 @@ from vaultevents.core.signing import sign
 from vaultevents.devnet.receivers import Hook, Received, Receivers
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("listen")(listen)
-
-
 def listen(
     secret: Annotated[str, typer.Option(help="The webhook's secret, as 'webhook add' showed it.", metavar="SECRET")],
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where to listen.", metavar="PORT")] = 9443,

@@ -23,11 +23,6 @@ mfa = typer.Typer(
     help="Enrol and reset the second factor with which an account changes its webhooks.", no_args_is_help=True
 )
 
-
-def add_to(app: typer.Typer) -> None:
-    app.add_typer(mfa, name="mfa")
-
-
 AccountArgument = Annotated[str, typer.Argument(help="The account's id.", metavar="ACCOUNT")]
 
 

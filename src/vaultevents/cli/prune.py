@@ -24,10 +24,6 @@ _DAYS = re.compile(r"(\d{1,5})d")
 PAUSE_S = 0.02
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("prune")(prune)
-
-
 def prune(
     older_than: Annotated[
         str | None,

@@ -33,11 +33,6 @@ UNAVAILABLE_IN_A_ROW = 3
 
 quarantine = typer.Typer(help="Logs that cannot be decoded: list, retry, dismiss.", no_args_is_help=True)
 
-
-def add_to(app: typer.Typer) -> None:
-    app.add_typer(quarantine, name="quarantine")
-
-
 IdsArgument = Annotated[
     list[int] | None, typer.Argument(help="Ids, as 'quarantine list' shows them.", metavar="[ID]...", min=1)
 ]

@@ -47,10 +47,6 @@ SHOWN_IDS = 3
 SHOWN_FAILURES = 5
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("replay")(replay)
-
-
 def replay(
     from_block: Annotated[int | None, typer.Option(min=0, help="First block.", metavar="BLOCK")] = None,
     to_block: Annotated[int | None, typer.Option(min=0, help="Last block; it must be final.", metavar="BLOCK")] = None,

@@ -35,11 +35,6 @@ from vaultevents.watch.reports import Resolver, read_published
 
 report = typer.Typer(help="Oracle reports: files, proofs, calldata.", no_args_is_help=True)
 
-
-def add_to(app: typer.Typer) -> None:
-    app.add_typer(report, name="report")
-
-
 NameArgument = Annotated[str, typer.Argument(help="The report's CID or timestamp.", metavar="REPORT")]
 
 

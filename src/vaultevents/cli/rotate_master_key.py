@@ -22,10 +22,6 @@ from vaultevents.opening.keyfiles import put_away_former_key, read_key_file
 from vaultevents.store.rotation import reseal
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("rotate-master-key")(rotate_master_key)
-
-
 def rotate_master_key(
     new_key_file: Annotated[
         Path | None,

@@ -18,11 +18,7 @@ from vaultevents.daemon import ROLES, Role, serve
 from vaultevents.watch.watcher import Advanced
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command("run")(run_daemon)
-
-
-def run_daemon(
+def run(
     config: ConfigOption = None,
     only: Annotated[
         list[str] | None,

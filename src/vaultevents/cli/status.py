@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-import typer
-
 from vaultevents.cli.console import complete, put_json, put_table, say
 from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.settings import settings_of
@@ -19,10 +17,6 @@ from vaultevents.store import status as overview
 HEAD_WITHIN_S = 5.0
 FOLLOWS_WITHIN = 128
 """Blocks: what becomes final at once, twice over, and what a head before finality has ahead of it."""
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command("status")(status)
 
 
 def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:

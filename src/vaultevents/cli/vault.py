@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
 vault = typer.Typer(help="Add, list and remove the staking vaults that are watched.", no_args_is_help=True)
 
-
-def add_to(app: typer.Typer) -> None:
-    app.add_typer(vault, name="vault")
-
-
 VaultArgument = Annotated[str, typer.Argument(help="The vault's id: letters, digits, hyphens.", metavar="VAULT")]
 MAX_BLOCK = 2**63 - 1
 """What a database column holds."""

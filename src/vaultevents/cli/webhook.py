@@ -25,11 +25,6 @@ webhook = typer.Typer(
     help="Add, list, pause, enable, test and remove the URLs to which events are delivered.", no_args_is_help=True
 )
 
-
-def add_to(app: typer.Typer) -> None:
-    app.add_typer(webhook, name="webhook")
-
-
 WebhookArgument = Annotated[
     str, typer.Argument(help="The webhook's id, as 'webhook list' shows it.", metavar="WEBHOOK")
 ]
