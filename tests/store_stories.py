@@ -23,7 +23,7 @@ from vaultevents.core.webhooks import Webhook
 from vaultevents.store import accounts, cursors, webhooks
 from vaultevents.store.deliveries import Claim, Delivery, Scarce, Settlement, claim, count_by_state, end_leases
 from vaultevents.store.embedded import ConnectArguments, ServerAddress
-from vaultevents.store.flag_changes import carry_out
+from vaultevents.store.flag_changes import Pass, advance
 from vaultevents.store.ledger import audit
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 from vaultevents.store.pool import Connection, Database, migrations, open_database
@@ -149,6 +149,13 @@ async def some_deliveries(database: Database, number: int) -> tuple[Outbox, Subs
     subscription = await webhook(database)
     await commit(outbox, *(funding(n) for n in range(number)))
     return outbox, subscription
+
+
+async def carry_out(database: Database) -> None:
+    """Carry out all flag changes that there are."""
+    passes: dict[str, Pass] = {}
+    while await advance(database, passes):
+        pass
 
 
 async def take(

@@ -17,6 +17,7 @@ import pytest
 from patience import PATIENCE_S
 from store_stories import (
     assert_ledger,
+    carry_out,
     commit,
     funding,
     own_database,
@@ -34,7 +35,7 @@ from vaultevents.store import flag_changes, gauges, history, status
 from vaultevents.store.cursors import lock_registry
 from vaultevents.store.deliveries import Delivery, claim, settle
 from vaultevents.store.embedded import ServerAddress
-from vaultevents.store.flag_changes import advance, carry_out, follow_flags
+from vaultevents.store.flag_changes import advance, follow_flags
 from vaultevents.store.pool import Database
 from vaultevents.store.webhooks import StoredWebhook, WebhookUnknown, amend_webhook, erase_webhook, find_webhook
 

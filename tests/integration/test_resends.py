@@ -18,6 +18,7 @@ from store_stories import (
     LEASE_S,
     Subscription,
     assert_ledger,
+    carry_out,
     commit,
     deliveries_of,
     funding,
@@ -54,7 +55,6 @@ from vaultevents.store import resends, webhooks
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.cursors import lock_registry
 from vaultevents.store.deliveries import settle
-from vaultevents.store.flag_changes import carry_out
 from vaultevents.store.pool import Database
 
 pytestmark = pytest.mark.integration

@@ -11,6 +11,7 @@ import pytest
 from store_stories import (
     Subscription,
     assert_ledger,
+    carry_out,
     change,
     commit,
     events_of,
@@ -30,7 +31,6 @@ from vaultevents.core.errors import InputError
 from vaultevents.core.spans import Span
 from vaultevents.store import history, resends, retention
 from vaultevents.store.deliveries import settle
-from vaultevents.store.flag_changes import carry_out
 from vaultevents.store.ledger import Audit, audit
 from vaultevents.store.outbox import Lost, Outbox
 from vaultevents.store.pool import Database

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from store_stories import (
+    carry_out,
     change,
     commit,
     funding,
@@ -23,7 +24,6 @@ from store_stories import (
 from vaultevents.store import status
 from vaultevents.store.deliveries import counts, settle
 from vaultevents.store.embedded import ServerAddress
-from vaultevents.store.flag_changes import carry_out
 from vaultevents.store.pool import Database
 from vaultevents.store.webhooks import delete_webhook, disable_webhook
 

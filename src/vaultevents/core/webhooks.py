@@ -61,22 +61,6 @@ def check_event_types(names: Iterable[str] | None) -> tuple[str, ...] | None:
     return wanted
 
 
-def check_vault_ids(ids: Iterable[str] | None, known: Collection[str]) -> tuple[str, ...] | None:
-    """A filter of vaults, each once; `known` are the account's own, present ones. `None` is all.
-
-    Raises `InputError`, with one text for unknown, foreign and removed ids (A3).
-    """
-    if ids is None:
-        return None
-    wanted = tuple(dict.fromkeys(ids))
-    if not wanted:
-        raise InputError("stakingVaultIds is empty, so nothing would ever be sent: name one, or send null for all")
-    for vault_id in wanted:
-        if vault_id not in known:
-            raise InputError(f"{vault_id!r} is not a vault of this account")
-    return wanted
-
-
 _DENIED_IPV4: Final = tuple(
     IPv4Network(row)
     for row in (
