@@ -160,6 +160,13 @@ async def some_deliveries(database: Database, number: int) -> tuple[Outbox, Subs
     return outbox, subscription
 
 
+async def carry_out(database: Database) -> None:
+    """Carry out all flag changes that there are."""
+    passes: dict[str, Pass] = {}
+    while await advance(database, passes):
+        pass
+
+
 async def take(
     database: Database, limit: int = 500, per_webhook: int = 10_000, after: str = "", scarce: Scarce | None = None
 ) -> Claim:
@@ -213,7 +220,7 @@ async def deliveries_of(database: Database, webhook_id: str) -> list[str]:
 
 
 async def until_waiting(database: Database, number: int) -> None:
-    """Returns once this many sessions that work on this schema wait for a lock."""
+    """Return once this many sessions of this database wait for a lock."""
     async with asyncio.timeout(PATIENCE_S):
         while await values(database, _WAITING) != [number]:
             await asyncio.sleep(0.005)
@@ -222,6 +229,7 @@ async def until_waiting(database: Database, number: int) -> None:
 _WAITING = """
 select count(distinct waiting.pid)::int from pg_locks waiting join pg_locks held using (pid)
 where not waiting.granted and held.granted
+    and held.database = (select oid from pg_database where datname = current_database())
     and held.relation in (select oid from pg_class where relnamespace = current_schema()::regnamespace)
 """
 
@@ -236,30 +244,56 @@ async def shift_clock(database: Database, seconds: float) -> None:
 
 
 @asynccontextmanager
-async def fresh_schema(address: ServerAddress) -> AsyncIterator[Database]:
-    """Opens a database on a new schema and closes it again."""
-    opened = await open_database(address.connect_kwargs(), schema=f"t_{uuid4().hex}")
-    try:
-        yield opened
-    finally:
-        await opened.close()
-
-
-@asynccontextmanager
 async def own_database(server: ServerAddress, pool_size: int = 8) -> AsyncIterator[Database]:
-    """A database, not only a schema: NOTIFY and pg_stat_activity then concern nobody else."""
+    """Open a copy of the migrated template database, and drop it at the end.
+
+    A database, not only a schema: neither NOTIFY nor advisory locks nor autovacuum reach from one test to another.
+    """
     name = f"d_{uuid4().hex}"
     admin = await asyncpg.connect(**server.connect_kwargs())
     try:
-        await admin.execute(f"create database {name}")
-        opened = await open_database({**server.connect_kwargs(), "database": name}, pool_size=pool_size)
+        await admin.execute(f"create database {name} template {await _template(server, admin)} strategy file_copy")
         try:
-            yield opened
+            opened = await open_database({**server.connect_kwargs(), "database": name}, pool_size=pool_size)
+            try:
+                yield opened
+            finally:
+                await opened.close()
         finally:
-            await opened.close()
             await admin.execute(f"drop database {name} with (force)")
     finally:
         await admin.close()
+
+
+async def _template(server: ServerAddress, admin: asyncpg.Connection) -> str:
+    """Return the name of a database with every migration and nobody in it; the first caller makes it."""
+    digest = hashlib.sha256(b"".join(migration.sha256 for migration in migrations())).hexdigest()
+    name = f"template_{digest[:16]}"
+    async with admin.transaction():
+        await admin.execute("select pg_advisory_xact_lock(hashtext($1))", name)
+        if not await admin.fetchval("select exists (select from pg_database where datname = $1)", name):
+            await _make_template(server, name)
+    return name
+
+
+async def _make_template(server: ServerAddress, name: str) -> None:
+    """Make it under another name first, so that a process that is killed meanwhile leaves no half of it."""
+    other = await asyncpg.connect(**server.connect_kwargs())  # `create database` runs outside transactions
+    try:
+        await other.execute(f"drop database if exists {name}_new with (force)")
+        await other.execute(f"create database {name}_new")
+        made = await open_database({**server.connect_kwargs(), "database": f"{name}_new"}, pool_size=1)
+        await made.close()
+        await other.execute(f"alter database {name}_new allow_connections false")
+        await other.execute(f"alter database {name}_new rename to {name}")
+    finally:
+        await other.close()
+
+
+async def target_of(server: ServerAddress, database: Database) -> ConnectArguments:
+    """Return what another process needs to open `database`."""
+    (name,) = await values(database, "select current_database()::text")
+    return {**server.connect_kwargs(), "database": name}
 
 
 async def assert_ledger(database: Database) -> None:

@@ -54,7 +54,7 @@ async def recorded(stage: Stage) -> None:
 
 async def posted(stage: Stage) -> None:
     stage.operator.behaviour = always(Hang())
-    await stage.operator.arrivals(len(stage.operator.ledger) + 1, timeout_s=20)
+    await stage.operator.arrivals(len(stage.operator.ledger) + 1)
     await stage.daemon.end(signal.SIGKILL)
 
 

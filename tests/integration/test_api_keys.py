@@ -10,7 +10,7 @@ import pytest
 
 from patience import PATIENCE_S
 from step_up_stories import fresh_bytes
-from store_stories import KEY, account, own_database, rows, shift_clock, values
+from store_stories import KEY, account, own_database, rows, shift_clock, target_of, values
 from vaultevents.core.errors import DatabaseUnavailable, InputError
 from vaultevents.core.sealing import HashKey, MasterKey, SealBroken, keyed_hash
 from vaultevents.store import apikeys
@@ -155,8 +155,7 @@ async def test_a_revoked_key_is_gone_from_every_ring_within_a_second(
 ) -> None:
     await account(any_database)
     await key(any_database)
-    (schema,) = await values(any_database, "select current_schema")
-    other = await open_database(any_postgres.connect_kwargs(), schema=schema)
+    other = await open_database(await target_of(any_postgres, any_database))
     watch = Stopwatch()
     rings = [KeyRing(any_database, monotonic=watch), KeyRing(other, monotonic=watch)]
     assert [await found(ring) for ring in rings] == [True, True]
@@ -218,7 +217,10 @@ async def test_without_the_database_nobody_is_let_in_and_all_who_wait_hear_it_at
         assert await found(ring), "and it is asked again as soon as it is there"
 
 
-_STUCK = "select pid from pg_locks where relation = 'key_ring'::regclass and not granted"
+_STUCK = """
+select pid from pg_locks where relation = 'key_ring'::regclass and not granted
+    and database = (select oid from pg_database where datname = current_database())
+"""
 
 
 async def test_a_caller_who_gives_up_takes_nobody_with_it(any_postgres: ServerAddress) -> None:

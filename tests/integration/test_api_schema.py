@@ -25,7 +25,7 @@ from schemathesis.core.result import Ok
 from schemathesis.core.transport import Response
 
 from api_worlds import Api, Customer, running_api
-from store_stories import commit, fresh_schema, funding, live_at, settlement, take
+from store_stories import commit, funding, live_at, own_database, settlement, take
 from vaultevents.api.problems import CODES
 from vaultevents.store.deliveries import settle
 from vaultevents.store.embedded import ServerAddress
@@ -57,7 +57,7 @@ def served(postgres18: ServerAddress) -> Iterator[Served]:
     began, ended = threading.Event(), threading.Event()
 
     async def serve() -> None:
-        async with fresh_schema(postgres18) as database, running_api(database, max_webhooks=10**6) as api:
+        async with own_database(postgres18) as database, running_api(database, max_webhooks=10**6) as api:
             customer = await api.customer()
             body = {"url": "https://example.org/hook"}
             webhook_id = (await api.call(customer, "POST", "/v1/account/webhooks", body)).json["id"]

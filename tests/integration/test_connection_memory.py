@@ -68,9 +68,9 @@ def without_collector() -> Iterator[None]:
 
 
 async def until_freed(connections: list[weakref.ref[Connection]]) -> int:
-    """Wait a few turns of the loop for the transports to end; the connections that are left."""
+    """Wait for the transports to end; return how many connections are left."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE_S):
             while any(connection() is not None for connection in connections):
                 await asyncio.sleep(0.01)
     return sum(connection() is not None for connection in connections)

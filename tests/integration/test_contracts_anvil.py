@@ -10,6 +10,7 @@ import pytest
 from eth_hash.auto import keccak
 
 import evm
+from blooms import bloom_of
 from vaultevents.core.events import FundingReceived, Observation, WithdrawalClaimed
 from vaultevents.core.logs import (
     ETHER_FUNDED,
@@ -18,7 +19,6 @@ from vaultevents.core.logs import (
     WITHDRAWAL_CLAIMED,
     Log,
     bloom_may_hold,
-    bloom_of,
     fold,
 )
 from vaultevents.core.registry import Watched

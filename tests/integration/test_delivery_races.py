@@ -10,6 +10,7 @@ import pytest
 
 from store_stories import (
     assert_ledger,
+    carry_out,
     change,
     settlement,
     some_deliveries,
@@ -18,7 +19,6 @@ from store_stories import (
     until_waiting,
 )
 from vaultevents.store.deliveries import settle
-from vaultevents.store.flag_changes import carry_out
 from vaultevents.store.pool import Database
 from vaultevents.store.webhooks import delete_webhook
 

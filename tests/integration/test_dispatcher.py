@@ -167,12 +167,12 @@ async def test_a_receiver_that_hangs_stops_no_other(any_database: Database, rece
     box = await simple_world(any_database)
     hanging = await subscribe(any_database, receivers, "hanging", always(Hang()))
     healthy = await subscribe(any_database, receivers, "healthy")
-    async with dispatching(any_database, receivers.ca_path, total_timeout_s=1.5, schedule_s=(60,), concurrency=30):
+    async with dispatching(any_database, receivers.ca_path, total_timeout_s=5, schedule_s=(60,), concurrency=30):
         await commit(box, *(funding(number) for number in range(10)))
         await hanging.arrivals(10)
         for number in range(10, 20):
             await commit(box, funding(number))
-            await healthy.arrivals(number + 1, timeout_s=1)
+            await healthy.arrivals(number + 1, timeout_s=5)
         assert set(await values(any_database, "select status from attempts")) == {200}  # all of the others still hang
     assert await states(any_database) == {"scheduled": 20, "delivered": 20}
     kept = await rows(any_database, "select status, error, count(*)::int as n from attempts group by 1, 2 order by 1")
@@ -377,7 +377,7 @@ async def test_a_lost_notice_costs_no_more_than_the_poll_interval(
             killed = await listening(lone_database, not_as=killed)
             await values(lone_database, "select pg_terminate_backend($1)", *killed)
             await commit(box, funding(number))
-            await hook.arrivals(number + 1, timeout_s=2)
+            await hook.arrivals(number + 1, timeout_s=15)
         await listening(lone_database, not_as=killed)
         await until(lone_database, {"delivered": 3})
 

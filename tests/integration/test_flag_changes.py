@@ -17,6 +17,7 @@ import pytest
 from patience import PATIENCE_S
 from store_stories import (
     assert_ledger,
+    carry_out,
     commit,
     funding,
     own_database,
@@ -24,6 +25,7 @@ from store_stories import (
     settlement,
     some_deliveries,
     states,
+    target_of,
     until_waiting,
     values,
     webhook,
@@ -32,7 +34,7 @@ from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.store import flag_changes, gauges, history, status
 from vaultevents.store.deliveries import ClaimRequest, Delivery, claim, settle
 from vaultevents.store.embedded import ServerAddress
-from vaultevents.store.flag_changes import advance, carry_out, follow_flags
+from vaultevents.store.flag_changes import advance, follow_flags
 from vaultevents.store.pool import Database
 from vaultevents.store.registry import lock_registry
 from vaultevents.store.webhooks import StoredWebhook, WebhookUnknown, amend_webhook, erase_webhook, find_webhook
@@ -202,7 +204,7 @@ async def test_a_batch_that_is_cut_off_leaves_nothing_half_done(any_database: Da
         await held.execute("select 1 from deliveries where id = (select max(id) from deliveries) for update")
         following = asyncio.create_task(carry_out(any_database))
         await until_waiting(any_database, 1)
-        await held.execute("select pg_terminate_backend(pid) from pg_locks where not granted")
+        await held.execute(END_WAITING)
         with pytest.raises(DatabaseUnavailable):
             await following
     assert await stored(any_database) == {"scheduled": 4}
@@ -228,8 +230,7 @@ asyncio.run(main())
 async def test_what_a_killed_process_left_is_done_by_another(postgres18: ServerAddress, database: Database) -> None:
     _, made = await some_deliveries(database, 200)
     await amend(database, made.id, active=False)
-    (schema,) = await values(database, "select current_schema()")
-    target = json.dumps(postgres18.connect_kwargs())
+    target, schema = json.dumps(await target_of(postgres18, database)), "vaultevents"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", SLOW, target, schema)
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -246,6 +247,18 @@ async def test_what_a_killed_process_left_is_done_by_another(postgres18: ServerA
     await assert_ledger(database)
 
 
+END_WAITING = """
+select pg_terminate_backend(pid) from pg_stat_activity
+where datname = current_database() and pid in (select pid from pg_locks where not granted)
+"""
+
+
+LISTENING = """
+select count(*)::int from pg_stat_activity
+where datname = current_database() and pid <> pg_backend_pid() and query ilike '%listen%vaultevents_flags%'
+"""
+
+
 async def test_the_service_is_woken_by_a_change(postgres18: ServerAddress, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flag_changes, "LOOK_EVERY_S", 3600.0)
     async with own_database(postgres18) as database:
@@ -253,8 +266,7 @@ async def test_the_service_is_woken_by_a_change(postgres18: ServerAddress, monke
         following = asyncio.create_task(follow_flags(database))
         try:
             async with asyncio.timeout(PATIENCE_S):
-                listening = "select count(*)::int from pg_stat_activity where query ilike '%listen%vaultevents_flags%'"
-                while await values(database, f"{listening} and pid <> pg_backend_pid()") == [0]:
+                while await values(database, LISTENING) == [0]:
                     await asyncio.sleep(0.01)
                 await amend(database, made.id, active=False)
                 while await stored(database) != {"parked": 3}:

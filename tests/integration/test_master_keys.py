@@ -18,6 +18,7 @@ from store_stories import (
     rows,
     simple_world,
     some_deliveries,
+    target_of,
     values,
     webhook,
 )
@@ -199,7 +200,7 @@ async def test_deliveries_go_on_while_all_is_sealed_anew(database: Database, rec
     async with delivering(database, receivers, *NEXT.known), traffic(box):
         await hook.arrivals(20)
         assert await reseal_all(database, NEXT) == 1
-        await hook.arrivals(len(hook.ledger) + 80, timeout_s=30)
+        await hook.arrivals(len(hook.ledger) + 80)
     assert hook.bad_signatures == 0
 
 
@@ -209,8 +210,11 @@ async def schema_of(database: Database) -> str:
 
 
 async def holders(database: Database) -> list[int]:
-    """The sessions that tell which key they seal with, of this schema."""
-    query = "select pid from pg_locks where locktype = 'advisory' and classid = $1 and objid::bigint = any($2)"
+    """Return the sessions of this database that hold the lock of the key they seal with."""
+    query = """
+        select pid from pg_locks where locktype = 'advisory' and classid = $1 and objid::bigint = any($2)
+            and database = (select oid from pg_database where datname = current_database())
+    """
     (hashed,) = await values(database, "select hashtext(current_schema || ' ' || $1)", KEY.id)
     return await values(database, query, KEY_LOCK, [hashed % 2**32])
 
@@ -220,7 +224,7 @@ async def lose(database: Database, session: int) -> None:
 
 
 async def test_nobody_rotates_away_from_a_key_in_use(any_postgres: ServerAddress, any_database: Database) -> None:
-    target, schema = any_postgres.connect_kwargs(), await schema_of(any_database)
+    target, schema = await target_of(any_postgres, any_database), await schema_of(any_database)
     async with sealing_with(target, schema, KEY.id), sealing_with(target, schema, KEY.id):
         with pytest.raises(DatabaseUnusable, match=f"seals with the master key {KEY.id}: stop it, or restart it"):
             async with rotating_from(target, schema, [KEY.id]):
@@ -232,7 +236,7 @@ async def test_nobody_rotates_away_from_a_key_in_use(any_postgres: ServerAddress
 async def test_while_it_is_rotated_nobody_begins_to_seal_with_the_former_key(
     any_postgres: ServerAddress, any_database: Database
 ) -> None:
-    target, schema = any_postgres.connect_kwargs(), await schema_of(any_database)
+    target, schema = await target_of(any_postgres, any_database), await schema_of(any_database)
     async with rotating_from(target, schema, [KEY.id]):
         with pytest.raises(DatabaseUnusable, match=f"the master key {KEY.id} is being rotated: give the new one"):
             async with sealing_with(target, schema, KEY.id):
@@ -250,7 +254,7 @@ async def test_while_it_is_rotated_nobody_begins_to_seal_with_the_former_key(
 async def test_a_process_that_lost_its_connection_says_again_what_it_seals_with(
     any_postgres: ServerAddress, any_database: Database
 ) -> None:
-    target, schema = any_postgres.connect_kwargs(), await schema_of(any_database)
+    target, schema = await target_of(any_postgres, any_database), await schema_of(any_database)
     async with sealing_with(target, schema, KEY.id):
         (first,) = await holders(any_database)
         await lose(any_database, first)
@@ -266,6 +270,6 @@ async def test_a_rotation_that_may_not_have_been_alone_does_not_pass_for_done(
     any_postgres: ServerAddress, any_database: Database
 ) -> None:
     with pytest.raises(DatabaseUnavailable, match="lost the database"):
-        async with rotating_from(any_postgres.connect_kwargs(), await schema_of(any_database), [KEY.id]):
+        async with rotating_from(await target_of(any_postgres, any_database), await schema_of(any_database), [KEY.id]):
             (session,) = await holders(any_database)
             await lose(any_database, session)

@@ -12,7 +12,9 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from store_stories import rows, values
+import store_stories
+from schema_picture import PICTURE, picture
+from store_stories import rows, target_of, values
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable, InputError, WrongNetwork
 from vaultevents.core.units import Hash32
 from vaultevents.store import network, pool, status
@@ -30,9 +32,8 @@ async def tables(database: Database) -> set[str]:
 
 
 async def reopen(server: ServerAddress, database: Database) -> None:
-    """Opens the schema of `database` once more."""
-    (schema,) = await values(database, "select current_schema")
-    again = await open_database(server.connect_kwargs(), schema=schema)
+    """Open `database` once more."""
+    again = await open_database(await target_of(server, database))
     await again.close()
 
 
@@ -53,11 +54,9 @@ async def test_opening_again_does_nothing(any_postgres: ServerAddress, any_datab
     assert (await applied(any_database), await tables(any_database)) == before
 
 
-async def test_several_may_open_a_fresh_schema_at_once(any_postgres: ServerAddress) -> None:
-    schema = f"t_{uuid4().hex}"
-    opened = await asyncio.gather(
-        *(open_database(any_postgres.connect_kwargs(), schema=schema, pool_size=1) for _ in range(6))
-    )
+async def test_several_may_open_a_fresh_schema_at_once(any_postgres: ServerAddress, any_database: Database) -> None:
+    target = await target_of(any_postgres, any_database)
+    opened = await asyncio.gather(*(open_database(target, schema="second", pool_size=1) for _ in range(6)))
     assert len(await applied(opened[0])) == len(migrations())
     await asyncio.gather(*(one.close() for one in opened))
 
@@ -78,46 +77,75 @@ async def test_a_migration_that_was_altered_afterwards_is_refused(
 ) -> None:
     async with database.transaction() as connection:
         await connection.execute("update migrations set sha256 = '\\x00' where number = 1")
-    with pytest.raises(DatabaseUnusable, match=r"0001_outbox\.sql was applied with another content"):
+    with pytest.raises(DatabaseUnusable, match=r"0001_registry\.sql was applied with another content"):
         await reopen(postgres18, database)
 
 
 def test_what_databases_were_made_with_is_never_altered() -> None:
     """Whoever has one of these could not go on with another content of it: a change is a migration of its own."""
     released = RELEASED.read_text().splitlines()
-    assert [f"{one.sha256.hex()}  {one.name}" for one in migrations()][: len(released)] == released
+    assert [f"{one.sha256.hex()}  {one.name}" for one in migrations()] == released
 
 
-async def test_what_is_in_flight_or_parked_outlives_the_move_of_leases(
-    any_postgres: ServerAddress, monkeypatch: pytest.MonkeyPatch
+async def test_a_database_from_before_the_first_release_is_refused_and_left_alone(
+    any_postgres: ServerAddress, any_database: Database
 ) -> None:
-    """A queue as the version before left it: its leases become times at which what they held is due again."""
-    ours, schema = migrations(), f"t_{uuid4().hex}"
-    monkeypatch.setattr(pool, "migrations", lambda: ours[:10])
-    before = await open_database(any_postgres.connect_kwargs(), schema=schema)
-    async with before.transaction() as connection:
-        await connection.execute(QUEUE_OF_OLD)
-    await before.close()
-    monkeypatch.undo()
-    after = await open_database(any_postgres.connect_kwargs(), schema=schema)
-    try:
-        left = await rows(
-            after, "select delivery_id, turn, attempts, due_at > db_now() as waits from queue order by delivery_id"
-        )
-        assert [tuple(row.values()) for row in left] == [(1, 0, 0, False), (2, 1, 1, False), (3, 0, 0, True)]
-        assert await values(after, "select 1 from leases") == []
-    finally:
-        await after.close()
+    target = await target_of(any_postgres, any_database)
+    async with any_database.transaction() as connection:
+        await connection.execute("create schema former; set local search_path = former")
+        await connection.execute(HISTORY_BEFORE_THE_FIRST_RELEASE)
+    before = await rows(any_database, "select * from former.migrations")
+    with pytest.raises(DatabaseUnusable, match=r"0001_outbox\.sql.*make a new database.*replay.*nothing was changed"):
+        await open_database(target, schema="former")
+    assert await rows(any_database, "select * from former.migrations") == before
+    assert await values(any_database, "select tablename from pg_tables where schemaname = 'former'") == ["migrations"]
 
 
-QUEUE_OF_OLD = """
-set local session_replication_role = replica;
-insert into deliveries (event_seq, webhook_id, state) values
-    (1, 'w', 'scheduled'), (2, 'w', 'scheduled'), (3, 'w', 'scheduled'), (4, 'w', 'parked');
-insert into queue (delivery_id, event_seq, webhook_id, attempts, due_at, lease) values
-    (1, 1, 'w', 0, db_now(), null), (2, 2, 'w', 1, db_now(), null),
-    (3, 3, 'w', 0, db_now() + interval '1 min', gen_random_uuid()),
-    (4, 4, 'w', 0, db_now() + interval '1 min', gen_random_uuid());
+async def test_every_table_column_and_function_is_described(database: Database) -> None:
+    assert await values(database, UNDESCRIBED) == []
+    async with database.transaction() as connection:  # negative control
+        await connection.execute("create table plain (seen_at timestamptz)")
+        await connection.execute("create function plain() returns integer language sql as 'select 1'")
+    assert await values(database, UNDESCRIBED) == ["plain", "plain()", "plain.seen_at"]
+
+
+UNDESCRIBED = """
+select name from (
+    select relname::text as name from pg_class
+    where relnamespace = current_schema()::regnamespace and relkind = 'r' and obj_description(oid, 'pg_class') is null
+    union all
+    select c.relname || '.' || a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid
+    where c.relnamespace = current_schema()::regnamespace and c.relkind = 'r' and a.attnum > 0 and not a.attisdropped
+        and col_description(c.oid, a.attnum) is null
+    union all
+    select oid::regprocedure::text from pg_proc
+    where pronamespace = current_schema()::regnamespace and obj_description(oid, 'pg_proc') is null
+) undescribed order by name
+"""
+
+
+async def test_the_picture_of_the_schema_is_the_present_one(postgres18: ServerAddress) -> None:
+    shown = PICTURE.read_text()
+    assert await picture(postgres18) == shown, "run: python3 dev.py schema"
+
+
+async def test_a_change_of_the_schema_changes_its_picture(
+    postgres18: ServerAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = migrations()
+    more = Migration(len(known) + 1, "more.sql", "alter table accounts add plan text")
+    monkeypatch.setattr(pool, "migrations", lambda: [*known, more])
+    monkeypatch.setattr(store_stories, "migrations", lambda: [*known, more])
+    added = set((await picture(postgres18)).splitlines()) - set(PICTURE.read_text().splitlines())
+    assert "    plan text," in added or "    plan text" in added, added
+
+
+HISTORY_BEFORE_THE_FIRST_RELEASE = """
+create table migrations (number integer primary key, name text not null, sha256 bytea not null,
+    applied_at timestamptz not null default clock_timestamp());
+insert into migrations (number, name, sha256)
+select number, to_char(number, 'fm0000') || case number when 1 then '_outbox.sql' else '_more.sql' end, ''
+from generate_series(1, 22) number
 """
 
 
@@ -322,8 +350,8 @@ async def test_a_deadlock_asks_to_try_again_and_a_mistake_of_ours_stays_what_it_
     assert not any_database.lost.is_set()
 
 
-async def test_after_closing_nothing_can_be_had(postgres18: ServerAddress) -> None:
-    opened = await open_database(postgres18.connect_kwargs(), schema=f"t_{uuid4().hex}")
+async def test_after_closing_nothing_can_be_had(postgres18: ServerAddress, database: Database) -> None:
+    opened = await open_database(await target_of(postgres18, database))
     await opened.close()
     with pytest.raises(DatabaseUnavailable):
         await values(opened, "select 1")

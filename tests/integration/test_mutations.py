@@ -23,6 +23,7 @@ from store_stories import (
     shift_clock,
     simple_world,
     take,
+    target_of,
     values,
     vault,
     webhook,
@@ -86,9 +87,8 @@ def step(customer: Customer) -> int:
 
 @asynccontextmanager
 async def replica(server: ServerAddress, database: Database) -> AsyncIterator[Database]:
-    """Another process on the same schema: its own pools."""
-    (schema,) = await values(database, "select current_schema")
-    opened = await open_database(server.connect_kwargs(), schema=schema)
+    """Open the same database as another process does: with its own pools."""
+    opened = await open_database(await target_of(server, database))
     try:
         yield opened
     finally:
@@ -428,8 +428,7 @@ async def test_a_connection_of_one_account_serves_the_next_one_as_that_one(
     any_postgres: ServerAddress, any_database: Database
 ) -> None:
     await full_house(any_database)
-    (schema,) = await values(any_database, "select current_schema")
-    narrow = await open_database(any_postgres.connect_kwargs(), schema=schema, pool_size=1)
+    narrow = await open_database(await target_of(any_postgres, any_database), pool_size=1)
     for name in ("acme", "umbra", "acme"):
         async with narrow.of_account(name) as connection:
             assert await connection.fetchval("select id from accounts") == name

@@ -18,6 +18,7 @@ from store_stories import (
     LEASE_S,
     Subscription,
     assert_ledger,
+    carry_out,
     commit,
     deliveries_of,
     funding,

@@ -11,6 +11,7 @@ import pytest
 from store_stories import (
     Subscription,
     assert_ledger,
+    carry_out,
     change,
     commit,
     events_of,

@@ -162,7 +162,7 @@ async def test_a_hanging_receiver_holds_up_nobody_else(authority: Authority) -> 
     async with (
         receiving(hang, authority.server(NAME)) as dead,
         receiving(OK, authority.server(NAME)) as healthy,
-        sender(authority, total_timeout_s=1.5) as sending,
+        sender(authority, total_timeout_s=5) as sending,
     ):
         stuck = [asyncio.create_task(sending.send(dead.url, BODY, HEADERS)) for _ in range(30)]
         await dead.arrived(30)

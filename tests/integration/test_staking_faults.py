@@ -287,7 +287,7 @@ async def test_a_faulty_beacon_node_is_named_and_a_second_one_keeps_all_going(da
     await register(database, made)
     outbox = Outbox(database)
     bad, good = BeaconServer(made.beacon), BeaconServer(made.beacon)
-    async with staking_of(database, made, (), [bad, good], timeout_s=0.2 if kind is Fault.HANG else 3.0) as sources:
+    async with staking_of(database, made, (), [bad, good], timeout_s=1.5 if kind is Fault.HANG else 10.0) as sources:
         await sources.open(database)
         await sources.follow(outbox)
         good.faults.rates[Fault.HTTP_500] = 1.0
@@ -367,7 +367,7 @@ async def test_a_faulty_execution_node_is_named_and_a_second_one_keeps_all_going
     await register(database, made)
     outbox = Outbox(database)
     bad, good = ExecutionServer(made.chain), ExecutionServer(made.chain)
-    async with staking_of(database, made, [bad, good], timeout_s=0.2 if kind is Fault.HANG else 3.0) as sources:
+    async with staking_of(database, made, [bad, good], timeout_s=1.5 if kind is Fault.HANG else 10.0) as sources:
         await sources.open(database)
         await sources.follow(outbox)
         bad.faults.rates[kind] = good.faults.rates[kind] = 1.0

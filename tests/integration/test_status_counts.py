@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from store_stories import (
+    carry_out,
     change,
     commit,
     funding,
@@ -24,8 +24,7 @@ from store_stories import (
 from vaultevents.store import pool, status
 from vaultevents.store.deliveries import settle
 from vaultevents.store.embedded import ServerAddress
-from vaultevents.store.flag_changes import carry_out
-from vaultevents.store.pool import Database, open_database
+from vaultevents.store.pool import Database
 from vaultevents.store.webhooks import delete_webhook, disable_webhook
 
 pytestmark = pytest.mark.integration
@@ -116,28 +115,6 @@ async def test_a_writer_that_does_not_end_holds_up_no_other_and_counts_for_nothi
         await held.execute("delete from events where id like 'held.1%'")
     await assert_counted(any_database)
     assert (await status.read(any_database)).events == 140 + 70 - 11
-
-
-async def test_what_was_there_before_is_counted_by_the_migration(
-    any_postgres: ServerAddress, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours, schema = pool.migrations(), f"t_{uuid4().hex}"
-    number = next(at for at, migration in enumerate(ours) if migration.name.endswith("row_totals.sql"))
-    monkeypatch.setattr(pool, "migrations", lambda: ours[:number])
-    before = await open_database(any_postgres.connect_kwargs(), schema=schema)
-    await simple_world(before)
-    one = await webhook(before)
-    await change(before, STORED, "old", 50)
-    await change(before, DELIVERED, one.id, "old4%")
-    await before.close()
-    monkeypatch.undo()
-    after = await open_database(any_postgres.connect_kwargs(), schema=schema)
-    try:
-        assert await assert_counted(after) == {"delivered": 11}
-        await change(after, DELIVERED, one.id, "old3%")
-        assert await assert_counted(after) == {"delivered": 22}
-    finally:
-        await after.close()
 
 
 async def test_rows_that_came_without_triggers_are_counted_again_on_demand(any_database: Database) -> None:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from blooms import bloom_of
 from vaultevents.chain import verification
 from vaultevents.chain.log_range import LogQuery
 from vaultevents.core.errors import NodeFault
-from vaultevents.core.logs import ETHER_FUNDED, REPORT_UPDATED, TOPICS, WITHDRAWAL_CLAIMED, Header, Log, bloom_of
+from vaultevents.core.logs import ETHER_FUNDED, REPORT_UPDATED, TOPICS, WITHDRAWAL_CLAIMED, Header, Log
 from vaultevents.core.registry import Watched
 from vaultevents.core.units import Address, Hash32
 

@@ -356,6 +356,9 @@ async def test_what_is_in_flight_while_its_webhook_is_off_and_on_again_is_not_se
     await assert_delivered(any_database, 2)
 
 
+LISTENING = "select 1 from pg_stat_activity where datname = current_database() and query ilike 'listen%'"
+
+
 async def test_switching_on_wakes_the_dispatchers(any_postgres: ServerAddress) -> None:
     async with own_database(any_postgres) as database:
         outbox, acme = await world(database)
@@ -365,7 +368,7 @@ async def test_switching_on_wakes_the_dispatchers(any_postgres: ServerAddress) -
         woken = asyncio.Event()
         listening = asyncio.create_task(database.listen(DELIVERIES_CHANNEL, woken.set))
         async with asyncio.timeout(PATIENCE_S):
-            while not await values(database, "select 1 from pg_stat_activity where query ilike 'listen%'"):
+            while not await values(database, LISTENING):
                 await asyncio.sleep(0.01)
             woken.clear()
             await amend(database, acme, one.id, active=True)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staking_worlds import due, staking_of, staking_world
-from store_stories import fresh_schema
+from store_stories import own_database
 from vaultevents.core.spans import Span
 from vaultevents.devnet.beaconapi import BeaconServer
 from vaultevents.store.embedded import ServerAddress
@@ -42,7 +42,7 @@ async def test_any_cut_gives_the_same_events(
     post: bool,
 ) -> None:
     rng, made = Random(seed), staking_world(BLOCKS // 2, seed=9)
-    async with fresh_schema(postgres18) as database:
+    async with own_database(postgres18) as database:
         await register(database, made)
         outbox = Outbox(database)
         lists = {"batch_size": batch_size, "per_post": per_post, "per_get": per_post % 63 + 1, "tail": tail}

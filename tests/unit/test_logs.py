@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from blooms import bloom_of
 from vaultevents.core.events import FundingReceived, WithdrawalClaimed, project
-from vaultevents.core.logs import ETHER_FUNDED, WITHDRAWAL_CLAIMED, Folded, Log, bloom_may_hold, bloom_of, fold, owned
+from vaultevents.core.logs import ETHER_FUNDED, WITHDRAWAL_CLAIMED, Folded, Log, bloom_may_hold, fold, owned
 from vaultevents.core.registry import Registry, Vault, VaultSpan, Watched
 from vaultevents.core.units import Address, Hash32
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vaultevents.core.errors import InputError
 from vaultevents.core.registry import check_id
-from vaultevents.core.spans import Span, halves, next_span, subtract
+from vaultevents.core.spans import Span, next_span, subtract
 from vaultevents.core.units import checksum, eth_text, parse_address
 
 pytestmark = pytest.mark.unit
@@ -84,9 +84,3 @@ def test_what_is_left_of_a_span_is_what_nothing_else_covers(first: int, others: 
     left = subtract(span, covered)
     want = {p for p in range(span.first, span.last + 1) if not any(p in other for other in covered)}
     assert [p for part in left for p in range(part.first, part.last + 1)] == sorted(want)
-
-
-@given(st.integers(0, 1000), st.integers(1, 1000))
-def test_two_halves_make_the_whole(first: int, length: int) -> None:
-    left, right = halves(Span(first, first + length))
-    assert (left.first, left.last + 1, right.last) == (first, right.first, first + length)

@@ -18,7 +18,6 @@ from vaultevents.core.webhooks import (
     Webhook,
     check_event_types,
     check_url,
-    check_vault_ids,
     is_denied,
     matches,
     parse_allow,
@@ -187,17 +186,11 @@ def test_filters_are_checked() -> None:
         "withdrawal_claimed",
         "funding_received",
     )
-    assert check_vault_ids(None, {"v1"}) is None
-    assert check_vault_ids(["v2", "v1", "v2"], {"v1", "v2"}) == ("v2", "v1")
 
 
 def test_filters_that_match_nothing_are_refused() -> None:
     with pytest.raises(InputError, match="empty"):
         check_event_types([])
-    with pytest.raises(InputError, match="empty"):
-        check_vault_ids([], {"v1"})
     with pytest.raises(InputError) as unknown:
         check_event_types(["funding_received", "Funding_Received"])
     assert all(name in str(unknown.value) for name in EVENT_TYPES)
-    with pytest.raises(InputError, match="'v9'"):
-        check_vault_ids(["v1", "v9"], {"v1"})

@@ -105,11 +105,6 @@ class AccountShares:
         self._shares = shares
         self._accounts: dict[str, _Share] = {}
 
-    def under_way(self, account_id: str) -> int:
-        """Return how many requests of the account have a place or wait for one."""
-        share = self._accounts.get(account_id)
-        return 0 if share is None else share.users
-
     @asynccontextmanager
     async def share(self, account_id: str) -> AsyncIterator[None]:
         """Wait for a place, in order of arrival; raises `AccountBusy` when too many wait already."""

@@ -86,15 +86,6 @@ def bloom_may_hold(bloom: bytes, *values: bytes) -> bool:
     return True
 
 
-def bloom_of(logs: Iterable[Log]) -> bytes:
-    """The bloom of a whole block, from all of its logs."""
-    bits = 0
-    for log in logs:
-        for value in (log.address, *log.topics):
-            bits |= bloom_mask(value)
-    return bits.to_bytes(256)
-
-
 def topics_of(watched: Watched) -> tuple[Hash32, ...]:
     """The topics to ask for: always both of the accounts' contracts, as a transaction may hold either (rule C10)."""
     return (TOPICS if watched.vaults or watched.queues else ()) + ((REPORT_UPDATED,) if watched.oracles else ())

@@ -42,12 +42,6 @@ def next_step(step: int, longest: int, seen: int, most: int) -> int:
     return min(longest, 2 * step) if 4 * seen < most else step
 
 
-def halves(span: Span) -> tuple[Span, Span]:
-    """The span cut in two; it must be at least two long."""
-    middle = (span.first + span.last) // 2
-    return Span(span.first, middle), Span(middle + 1, span.last)
-
-
 def subtract(span: Span, others: Iterable[Span]) -> list[Span]:
     """What of `span` lies in none of `others`, in order."""
     left: list[Span] = []

@@ -76,13 +76,6 @@ async def follow_flags(database: Database) -> None:
                     await wake.wait()
 
 
-async def carry_out(database: Database) -> None:
-    """Carry out all flag changes that there are."""
-    passes: dict[str, Pass] = {}
-    while await advance(database, passes):
-        pass
-
-
 async def advance(database: Database, passes: dict[str, Pass], batch: int = BATCH) -> bool:
     """Do one batch for each webhook whose flags changed; False when nothing is left or another process is at work.
 

@@ -283,7 +283,16 @@ async def migrate(connection: asyncpg.Connection, schema: str) -> None:
 
 
 def _missing(applied: Mapping[int, tuple[str, bytes]]) -> list[Migration]:
+    """Return the migrations that the database lacks. Raises `DatabaseUnusable` when its history is another one."""
     known = migrations()
+    for migration in known:
+        name, _ = applied.get(migration.number, (migration.name, b""))
+        if name != migration.name:
+            raise DatabaseUnusable(
+                f"this database was made by an earlier vaultevents, whose tables this version cannot use (it has the "
+                f"migration {name}): make a new database or set another database_schema, register the accounts, vaults "
+                "and webhooks again, and restore the events with 'vaultevents replay'; nothing was changed"
+            )
     if newer := [name for number, (name, _) in applied.items() if number > len(known)]:
         raise DatabaseUnusable(
             f"this database was made by a newer vaultevents (it has the migration {newer[-1]}, this version knows "
