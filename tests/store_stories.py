@@ -29,12 +29,12 @@ from vaultevents.store.deliveries import (
     Settlement,
     claim,
 )
-from vaultevents.store.embedded import ServerAddress
-from vaultevents.store.flag_changes import carry_out
+from vaultevents.store.embedded import ConnectArguments, ServerAddress
+from vaultevents.store.flag_changes import Pass, advance
 from vaultevents.store.leases import end_leases
 from vaultevents.store.ledger import audit
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
-from vaultevents.store.pool import Connection, Database, open_database
+from vaultevents.store.pool import Connection, Database, migrations, open_database
 from vaultevents.store.status import count_by_state
 
 KEY = MasterKey(bytes(range(32)))

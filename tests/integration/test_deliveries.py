@@ -149,10 +149,8 @@ async def test_a_claim_reads_no_more_than_is_due(any_database: Database) -> None
         one.id,
     )
     async with any_database.transaction() as connection:
-        assert (
-            len(await connection.fetch("select * from claim_deliveries(10, gen_random_uuid(), 60, 10, '', 10, '{}')"))
-            == 3
-        )
+        claiming = "select * from claim_due((10, gen_random_uuid(), 60, 10, '', 10, '{}', '{}', '{}', '{}'))"
+        assert len(await connection.fetch(claiming)) == 3
         read = await connection.fetchrow(
             "select seq_tup_read, idx_tup_fetch from pg_stat_xact_user_tables where relid = 'queue'::regclass"
         )

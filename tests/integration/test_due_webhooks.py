@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from datetime import timedelta
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 from msgspec.structs import replace
@@ -15,7 +15,6 @@ from store_stories import (
     LEASE_S,
     account,
     assert_delivered,
-    assert_ledger,
     change,
     commit,
     funding,
@@ -23,7 +22,6 @@ from store_stories import (
     settlement,
     shift_clock,
     simple_world,
-    some_deliveries,
     take,
     values,
     vault,
@@ -49,7 +47,7 @@ pytestmark = pytest.mark.integration
 
 PER_WEBHOOK = 3
 PARKING = Parking(after=3, first=timedelta(seconds=5), longest=timedelta(seconds=20))
-CLAIM = "select * from claim_deliveries(500, gen_random_uuid(), 60, 10, '', 10, '{}')"
+CLAIM = "select * from claim_due((500, gen_random_uuid(), 60, 10, '', 10, '{}', '{}', '{}', '{}'))"
 
 # What a claim that looks at every webhook would find.
 CLAIMABLE = """
@@ -332,31 +330,3 @@ async def test_claims_settles_and_commits_at_once_lose_and_double_nothing(databa
     made = (await values(database, "select count(*)::int from deliveries"))[0]
     assert await values(database, "select count(*)::int from attempts") == [made]
     await assert_delivered(database, made)
-
-
-async def test_the_version_before_claims_and_settles_on(any_database: Database) -> None:
-    """A rolling restart: its statements find the functions, and what they leave is found."""
-    await some_deliveries(any_database, 25)
-    first = await values(any_database, CLAIM)
-    assert len(first) == 10
-    await change(any_database, "update leases set token = $1", UUID(int=7))
-    owners = await values(any_database, "select webhook_id from leases")
-    async with any_database.transaction() as connection:
-        found = await connection.fetch(
-            "select * from settle_and_claim($1, $2, $3, $4, $5, $6, null, null, $7, $8, $9, null, $10,"
-            " null, null, null, null, null, 20, gen_random_uuid(), 60, 10, '', 10, '{}')",
-            owners,
-            [UUID(int=7)],
-            [10],
-            first,
-            sorted(first),
-            [1] * 10,
-            [await any_database.now()] * 10,
-            [5] * 10,
-            [200] * 10,
-            [""] * 10,
-        )
-    assert found[0]["lost"] == []
-    assert len(found) == 1 + 10
-    assert len(found[1]) == 10
-    await assert_ledger(any_database)

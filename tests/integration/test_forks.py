@@ -201,7 +201,7 @@ async def test_a_claim_under_way_is_waited_for(database: Database) -> None:
     outbox, _ = await near_world(database)
     async with database.transaction() as connection:
         (claimed, *_) = await connection.fetch(
-            "select * from claim_deliveries(10, $1, 60.0, 10, '', 10, '{}')", uuid4()
+            "select * from claim_due((10, $1, 60.0, 10, '', 10, '{}', '{}', '{}', '{}'))", uuid4()
         )
         await back_to(outbox, 1)
         coming = asyncio.create_task(seen(outbox, 3, funding(0, block=3), branch="b"))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import typer
 
 import settings_reference
 from vaultevents import cli
@@ -110,14 +109,9 @@ def commands(command: Any, path: str) -> Iterator[tuple[str, set[str]]]:
     yield path, {text for text in texts if text.startswith("--")} - {"--config", "--json", "--help"}
 
 
-def load(name: str) -> Any:
-    """Return the command of this name as the command line builds it."""
-    return vars(typer.main.get_command(cli.build()))["commands"][name]
-
-
 def command_line() -> dict[str, set[str]]:
     """Return every command that can be typed, with its visible options."""
-    return {path: options for name in cli.COMMANDS for path, options in commands(load(name), name)}
+    return {path: options for name in cli.COMMANDS for path, options in commands(cli.load(name), name)}
 
 
 def test_the_commands_and_options_are_those_of_the_command_line() -> None:

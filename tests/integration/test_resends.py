@@ -54,7 +54,6 @@ from vaultevents.egress import Guard
 from vaultevents.store import resends, webhooks
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.deliveries import ClaimRequest, Settlement, settle
-from vaultevents.store.flag_changes import carry_out
 from vaultevents.store.pool import Database
 from vaultevents.store.registry import lock_registry
 

@@ -31,7 +31,6 @@ from vaultevents.core.errors import InputError
 from vaultevents.core.spans import Span
 from vaultevents.store import history, resends, retention
 from vaultevents.store.deliveries import ClaimRequest, Settlement, settle
-from vaultevents.store.flag_changes import carry_out
 from vaultevents.store.ledger import Audit, audit
 from vaultevents.store.outbox import Lost, Outbox
 from vaultevents.store.pool import Database

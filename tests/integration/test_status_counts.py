@@ -21,7 +21,7 @@ from store_stories import (
     values,
     webhook,
 )
-from vaultevents.store import pool, status
+from vaultevents.store import status
 from vaultevents.store.deliveries import settle
 from vaultevents.store.embedded import ServerAddress
 from vaultevents.store.pool import Database

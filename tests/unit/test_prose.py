@@ -108,7 +108,6 @@ def test_the_documentation_avoids_the_words() -> None:
     assert flagged_words({"new.md": "It works.\nThe log Tells it; nothing foretold."}) == ["new.md:2: Tells"]
 
 
-@pytest.mark.xfail(reason="the sources still have these words: remove this mark with the last of them", strict=True)
 def test_the_sources_avoid_the_words() -> None:
     assert flagged_words(read_sources()) == []
 

@@ -19,7 +19,7 @@ import typer
 
 from vaultevents.api.app import application
 from vaultevents.api.documentation import describe
-from vaultevents.cli import build
+from vaultevents.cli import COMMANDS, build, load
 
 pytestmark = pytest.mark.unit
 
@@ -205,6 +205,8 @@ def test_the_description_of_the_api_cites_no_rule() -> None:
 
 def test_no_help_cites_a_rule() -> None:
     texts = dict(helps(typer.main.get_command(build()), "vaultevents"))
+    for name in COMMANDS:
+        texts |= helps(load(name), f"vaultevents {name}")
     assert len(texts) > 20
     assert all("Usage: vaultevents" in text for text in texts.values())
     assert {name: found for name, text in texts.items() if (found := ANY_CODE.findall(text))} == {}

@@ -1,16 +1,66 @@
 -- The present schema. Generated from the migrations by `python3 dev.py schema`; do not edit.
 
 CREATE SCHEMA vaultevents;
+CREATE TYPE vaultevents.claim_request AS (
+	wanted integer,
+	lease uuid,
+	lease_s double precision,
+	per_webhook integer,
+	after_webhook text,
+	per_unproven integer,
+	proven text[],
+	limited text[],
+	limits integer[],
+	closed_accounts text[]
+);
+COMMENT ON TYPE vaultevents.claim_request IS 'What one claim may take.';
+COMMENT ON COLUMN vaultevents.claim_request.wanted IS 'Number of deliveries, at most.';
+COMMENT ON COLUMN vaultevents.claim_request.lease IS 'The token of the leases that the claim makes.';
+COMMENT ON COLUMN vaultevents.claim_request.lease_s IS 'Duration of these leases, in seconds.';
+COMMENT ON COLUMN vaultevents.claim_request.per_webhook IS 'Slots of a webhook that `limited` does not name.';
+COMMENT ON COLUMN vaultevents.claim_request.after_webhook IS 'The webhook that the last claim ended with.';
+COMMENT ON COLUMN vaultevents.claim_request.per_unproven IS 'Slots, at most, of a webhook that `proven` does not name.';
+COMMENT ON COLUMN vaultevents.claim_request.proven IS 'Webhooks that have answered promptly.';
+COMMENT ON COLUMN vaultevents.claim_request.limited IS 'Webhooks with other slots than `per_webhook`.';
+COMMENT ON COLUMN vaultevents.claim_request.limits IS 'Slots of these webhooks, in the same order.';
+COMMENT ON COLUMN vaultevents.claim_request.closed_accounts IS 'Accounts that get nothing.';
+CREATE TYPE vaultevents.settlement AS (
+	id bigint,
+	webhook_id text,
+	lease uuid,
+	number integer,
+	state text,
+	after_s double precision,
+	started_at timestamp with time zone,
+	duration_ms integer,
+	status smallint,
+	error text,
+	excerpt text,
+	address text,
+	dns_ms integer,
+	connect_ms integer,
+	tls_ms integer,
+	first_byte_ms integer
+);
+COMMENT ON TYPE vaultevents.settlement IS 'One finished attempt and the state of its delivery that follows.';
+COMMENT ON COLUMN vaultevents.settlement.id IS 'The delivery: deliveries.id.';
+COMMENT ON COLUMN vaultevents.settlement.webhook_id IS 'Its webhook.';
+COMMENT ON COLUMN vaultevents.settlement.lease IS 'The token under which it was claimed: leases.token.';
+COMMENT ON COLUMN vaultevents.settlement.number IS 'As attempts.number.';
+COMMENT ON COLUMN vaultevents.settlement.state IS 'As deliveries.state.';
+COMMENT ON COLUMN vaultevents.settlement.after_s IS 'With state `scheduled`: seconds until the next attempt. Else null.';
+COMMENT ON COLUMN vaultevents.settlement.started_at IS 'As attempts.started_at.';
+COMMENT ON COLUMN vaultevents.settlement.duration_ms IS 'As attempts.duration_ms, in milliseconds.';
+COMMENT ON COLUMN vaultevents.settlement.status IS 'As attempts.status.';
+COMMENT ON COLUMN vaultevents.settlement.error IS 'As attempts.error.';
+COMMENT ON COLUMN vaultevents.settlement.excerpt IS 'As attempts.excerpt.';
+COMMENT ON COLUMN vaultevents.settlement.address IS 'As attempts.address.';
+COMMENT ON COLUMN vaultevents.settlement.dns_ms IS 'As attempts.dns_ms, in milliseconds.';
+COMMENT ON COLUMN vaultevents.settlement.connect_ms IS 'As attempts.connect_ms, in milliseconds.';
+COMMENT ON COLUMN vaultevents.settlement.tls_ms IS 'As attempts.tls_ms, in milliseconds.';
+COMMENT ON COLUMN vaultevents.settlement.first_byte_ms IS 'As attempts.first_byte_ms, in milliseconds.';
 
-CREATE FUNCTION vaultevents.claim_deliveries(wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text, per_unproven integer, proven text[]) RETURNS TABLE(delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, url text, key_ids text[], sealed bytea[], claimed_at timestamp with time zone)
-    LANGUAGE sql
-    AS $$
-    select c.delivery_id, c.attempts, c.event_id, c.body, c.webhook_id, c.url, c.key_ids, c.sealed, c.claimed_at
-    from claim_due(wanted, token, lease_s, per_webhook, after_webhook, per_unproven, proven, '{}', '{}', '{}') c
-$$;
-COMMENT ON FUNCTION vaultevents.claim_deliveries(wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text, per_unproven integer, proven text[]) IS '`claim_due` without limits of single webhooks and without closed accounts.';
-
-CREATE FUNCTION vaultevents.claim_due(wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text, per_unproven integer, proven text[], limited text[], limits integer[], closed text[]) RETURNS TABLE(delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, account_id text, url text, key_ids text[], sealed bytea[], claimed_at timestamp with time zone)
+CREATE FUNCTION vaultevents.claim_due(request vaultevents.claim_request) RETURNS TABLE(delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, account_id text, url text, key_ids text[], sealed bytea[], claimed_at timestamp with time zone)
     LANGUAGE plpgsql
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
@@ -21,7 +71,14 @@ CREATE FUNCTION vaultevents.claim_due(wanted integer, token uuid, lease_s double
 #variable_conflict use_column
 declare
     moment timestamptz := db_now();
-    token_of_claim uuid := token;
+    wanted constant integer := request.wanted;
+    after_webhook constant text := request.after_webhook;
+    per_webhook constant integer := request.per_webhook;
+    per_unproven constant integer := request.per_unproven;
+    proven constant text[] := request.proven;
+    limited constant text[] := request.limited;
+    limits constant integer[] := request.limits;
+    closed constant text[] := request.closed_accounts;
 begin
     if not exists (select from due_webhooks where due_at is null)
             and not exists (select from due_webhooks where due_at <= moment) then
@@ -39,8 +96,8 @@ begin
             null::bigint[] as delivery_ids, null::bigint[] as event_seqs, null::integer[] as attempts,
             false as leaves, null::timestamptz as again_at
         union all
-        select next.webhook_id collate "C", w.account_id, next.wrapped,
-            v.taken + coalesce(cardinality(due.delivery_ids), 0), due.delivery_ids, due.event_seqs, due.attempts, fate.leaves,
+        select next.webhook_id collate "C", w.account_id, next.wrapped, v.taken + coalesce(cardinality(due.delivery_ids), 0),
+            due.delivery_ids, due.event_seqs, due.attempts, fate.leaves,
             case when fate.leaves then case when open.paused then w.paused_until when fate.drained then later.due_at end
             end
         from visits v cross join lateral (
@@ -114,10 +171,10 @@ begin
             select from due_webhooks d where d.due_at = v.again_at and d.webhook_id = v.webhook_id)
     ), leased as (
         insert into leases (webhook_id, token, until, delivery_ids)
-        select v.webhook_id, token_of_claim, moment + make_interval(secs => lease_s), v.delivery_ids
+        select v.webhook_id, request.lease, moment + make_interval(secs => request.lease_s), v.delivery_ids
         from visits v where v.delivery_ids is not null
     )
-    -- What is the same for all deliveries of a webhook is returned with the first of them only.
+    -- What is the same for all of a webhook stands once, with the first of its deliveries.
     select c.delivery_id, c.attempts, e.id, e.body, v.webhook_id, lead.account_id, lead.url, lead.key_ids, lead.sealed,
         lead.claimed_at
     from visits v cross join lateral unnest(v.delivery_ids, v.event_seqs, v.attempts)
@@ -132,7 +189,7 @@ begin
     ) lead on true
     where v.delivery_ids is not null;
 end $$;
-COMMENT ON FUNCTION vaultevents.claim_due(wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text, per_unproven integer, proven text[], limited text[], limits integer[], closed text[]) IS 'Lease up to `wanted` due deliveries until `lease_s` seconds from now. Webhooks take turns, beginning after `after_webhook`; each gets its free slots: `per_webhook`, or those that `limited` and `limits` name for it. A webhook that has been parked has one slot until its failures are forgotten, for the oldest due retry, else a first attempt. Otherwise first attempts go before retries. Webhooks that are not `proven` have at most `per_unproven` slots; those of the accounts `closed` have none.';
+COMMENT ON FUNCTION vaultevents.claim_due(request vaultevents.claim_request) IS 'Lease up to `wanted` due deliveries until `lease_s` seconds from now. Webhooks take turns, beginning after `after_webhook`; each gets its free slots: `per_webhook`, or those that `limited` and `limits` name for it. A webhook that has been parked has one slot until its failures are forgotten, for the oldest due retry, else a first attempt. Otherwise first attempts go before retries. Webhooks that are not `proven` have at most `per_unproven` slots; those of the accounts `closed` have none.';
 
 CREATE FUNCTION vaultevents.count_rows() RETURNS trigger
     LANGUAGE plpgsql
@@ -177,11 +234,11 @@ declare
     moment timestamptz := db_now();
 begin
     insert into due_webhooks (webhook_id, due_at)
-        select c.webhook_id, case when min(c.due_at) > moment then min(c.due_at) end from changed c
-        group by c.webhook_id;
+        select c.webhook_id, case when min(c.due_at) > moment then min(c.due_at) end
+        from changed c where c.delivery_id is not null group by c.webhook_id;
     return null;
 end $$;
-COMMENT ON FUNCTION vaultevents.mark_queued() IS 'Trigger: add rows of due_webhooks for what was added to the queue or rescheduled.';
+COMMENT ON FUNCTION vaultevents.mark_queued() IS 'Trigger: add rows of due_webhooks for deliveries that were added to the queue or rescheduled.';
 
 CREATE FUNCTION vaultevents.mark_webhook() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER
@@ -230,88 +287,77 @@ begin
 end $$;
 COMMENT ON FUNCTION vaultevents.replace_secret(webhook text, new_key_id text, new_sealed bytea, overlap_s double precision) IS 'Give a webhook of the session''s account another secret. The present one stays valid for `overlap_s` seconds, at most a week; older ones are erased. Return until when the present one is valid; null: the account has no such webhook. Runs as the owner of the tables, so that the API role itself cannot keep a former secret valid.';
 
-CREATE FUNCTION vaultevents.settle_and_claim(webhook_ids text[], tokens uuid[], ends integer[], leased_ids bigint[], ids bigint[], numbers integer[], states text[], after_s double precision[], started_at timestamp with time zone[], duration_ms integer[], statuses smallint[], errors text[], excerpts text[], addresses text[], dns_ms integer[], connect_ms integer[], tls_ms integer[], first_byte_ms integer[], wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text, per_unproven integer, proven text[]) RETURNS TABLE(delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, url text, key_ids text[], sealed bytea[], claimed_at timestamp with time zone, lost bigint[])
-    LANGUAGE sql
-    AS $_$
-    select c.delivery_id, c.attempts, c.event_id, c.body, c.webhook_id, c.url, c.key_ids, c.sealed, c.claimed_at, c.lost
-    from settle_and_claim_due($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
-        $21, $22, $23, $24, $25, '{}', '{}', '{}') c
-$_$;
-COMMENT ON FUNCTION vaultevents.settle_and_claim(webhook_ids text[], tokens uuid[], ends integer[], leased_ids bigint[], ids bigint[], numbers integer[], states text[], after_s double precision[], started_at timestamp with time zone[], duration_ms integer[], statuses smallint[], errors text[], excerpts text[], addresses text[], dns_ms integer[], connect_ms integer[], tls_ms integer[], first_byte_ms integer[], wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text, per_unproven integer, proven text[]) IS '`settle_and_claim_due` without limits of single webhooks and without closed accounts.';
-
-CREATE FUNCTION vaultevents.settle_and_claim_due(webhook_ids text[], tokens uuid[], ends integer[], leased_ids bigint[], ids bigint[], numbers integer[], states text[], after_s double precision[], started_at timestamp with time zone[], duration_ms integer[], statuses smallint[], errors text[], excerpts text[], addresses text[], dns_ms integer[], connect_ms integer[], tls_ms integer[], first_byte_ms integer[], wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text, per_unproven integer, proven text[], limited text[], limits integer[], closed text[]) RETURNS TABLE(delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, account_id text, url text, key_ids text[], sealed bytea[], claimed_at timestamp with time zone, lost bigint[])
+CREATE FUNCTION vaultevents.settle_and_claim(settlements vaultevents.settlement[], request vaultevents.claim_request) RETURNS TABLE(delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, account_id text, url text, key_ids text[], sealed bytea[], claimed_at timestamp with time zone, lost bigint[])
     LANGUAGE plpgsql
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET jit TO 'off'
-    AS $_$
+    AS $$
 #variable_conflict use_column
 declare
     moment timestamptz;
-    owners text[] := webhook_ids;
+    wanted constant integer := request.wanted;
 begin
-    lost := settle_deliveries(true, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18);
+    lost := settle_deliveries(settlements, true);
     if lost is not null then
         if wanted > 0 then
             perform pg_advisory_xact_lock(hashtext('vaultevents claim'), hashtext(current_schema()));
         end if;
         moment := db_now();
         insert into due_webhooks (webhook_id)
-            select distinct o.webhook_id from unnest(owners) as o (webhook_id)
+            select o.webhook_id from (select distinct s.webhook_id from unnest(settlements) s) o
             where wanted = 0
                 or exists (select from queue q where q.webhook_id = o.webhook_id and q.turn = 0 and q.due_at <= moment)
                 or exists (select from queue q where q.webhook_id = o.webhook_id and q.turn = 1 and q.due_at <= moment);
     end if;
     return next;
     if lost is not null and wanted > 0 then
-        return query select c.*, null::bigint[] from claim_due(
-            wanted, token, lease_s, per_webhook, after_webhook, per_unproven, proven, limited, limits, closed
-        ) c;
+        return query select c.*, null::bigint[] from claim_due(request) c;
     end if;
-end $_$;
-COMMENT ON FUNCTION vaultevents.settle_and_claim_due(webhook_ids text[], tokens uuid[], ends integer[], leased_ids bigint[], ids bigint[], numbers integer[], states text[], after_s double precision[], started_at timestamp with time zone[], duration_ms integer[], statuses smallint[], errors text[], excerpts text[], addresses text[], dns_ms integer[], connect_ms integer[], tls_ms integer[], first_byte_ms integer[], wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text, per_unproven integer, proven text[], limited text[], limits integer[], closed text[]) IS 'Settle and claim in one round trip and one commit: the claim uses the slots that the settle frees. The first row has the deliveries that were no longer leased; if that is null, nothing was done (`unless_failing`). The queue of the settled webhooks is read after the lock of claims is taken, so no claim runs that counted the slots that end here.';
+end $$;
+COMMENT ON FUNCTION vaultevents.settle_and_claim(settlements vaultevents.settlement[], request vaultevents.claim_request) IS 'Settle and claim in one round trip and one commit: the claim uses the slots that the settle frees. The first row has the deliveries that were no longer leased; if that is null, nothing was done (`unless_failing`). The queue of the settled webhooks is read after the lock of claims is taken, so no claim runs that counted the slots that end here.';
 
-CREATE FUNCTION vaultevents.settle_deliveries(unless_failing boolean, webhook_ids text[], tokens uuid[], ends integer[], leased_ids bigint[], ids bigint[], numbers integer[], states text[], after_s double precision[], started_at timestamp with time zone[], duration_ms integer[], statuses smallint[], errors text[], excerpts text[], addresses text[], dns_ms integer[], connect_ms integer[], tls_ms integer[], first_byte_ms integer[]) RETURNS bigint[]
+CREATE FUNCTION vaultevents.settle_deliveries(settlements vaultevents.settlement[], unless_failing boolean) RETURNS bigint[]
     LANGUAGE plpgsql
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
     SET enable_hashjoin TO 'off'
     SET enable_mergejoin TO 'off'
     SET jit TO 'off'
-    AS $_$
+    AS $$
 #variable_conflict use_column
 declare
     lost bigint[];
-    owners text[] := webhook_ids;
+    owners text[] := array(select distinct webhook_id from unnest(settlements));
+    only_one settlement := settlements[1];
 begin
-    if unless_failing and exists (select from webhooks where id = any (webhook_ids) and failures > 0) then
+    if unless_failing and exists (select from webhooks where id = any (owners) and failures > 0) then
         return null;
     end if;
-    -- The same with less work for the most frequent settlement: a single delivery, delivered.
-    if cardinality(ids) = 1 and states is null then
-        delete from leases l
-            where l.webhook_id = webhook_ids[1] and l.token = tokens[1] and l.delivery_ids = leased_ids;
+    if cardinality(settlements) = 1 and only_one.state = 'delivered' then  -- by far the most frequent: the same, in less
+        delete from leases l where l.webhook_id = only_one.webhook_id and l.token = only_one.lease
+            and l.delivery_ids = array[only_one.id];
         if found then
-            update deliveries d set state = 'delivered', finished_at = db_now(), attempts = numbers[1]
-                where d.id = ids[1];
+            update deliveries d set state = 'delivered', finished_at = db_now(), attempts = only_one.number
+                where d.id = only_one.id;
             if found then
-                delete from queue q where q.webhook_id = webhook_ids[1] and q.delivery_id = ids[1];
+                delete from queue q where q.webhook_id = only_one.webhook_id and q.delivery_id = only_one.id;
                 insert into attempts (delivery_id, number, started_at, duration_ms, status, error, excerpt, address,
                         dns_ms, connect_ms, tls_ms, first_byte_ms)
-                    values (ids[1], numbers[1], started_at[1], duration_ms[1], statuses[1], errors[1], excerpts[1],
-                        addresses[1], dns_ms[1], connect_ms[1], tls_ms[1], first_byte_ms[1]);
+                    values (only_one.id, only_one.number, only_one.started_at, only_one.duration_ms, only_one.status,
+                        only_one.error, only_one.excerpt, only_one.address, only_one.dns_ms, only_one.connect_ms,
+                        only_one.tls_ms, only_one.first_byte_ms);
             end if;
             if not unless_failing then
-                insert into due_webhooks (webhook_id) values (owners[1]);
+                insert into due_webhooks (webhook_id) values (only_one.webhook_id);
             end if;
             return '{}';
         end if;
     end if;
     with named as (
-        select webhook_id, token, leased_ids[lag(last, 1, 0) over (order by last) + 1 : last] as settled
-        from unnest($2, $3, $4) as n (webhook_id, token, last)
+        select webhook_id, lease as token, array_agg(id) as settled from unnest(settlements) group by webhook_id, lease
     ), mine as materialized (
         select l.webhook_id, l.token, l.delivery_ids, n.settled
         from named n join leases l on l.webhook_id = n.webhook_id and l.token = n.token
@@ -330,45 +376,40 @@ begin
         update leases l set delivery_ids = part.remaining from part
         where l.webhook_id = part.webhook_id and l.token = part.token and part.remaining <> '{}'
     )
-    select case when coalesce(sum(cardinality(held)), 0) = cardinality(leased_ids) then '{}'
-        else array(select unnest(leased_ids) except select unnest(part.held) from part) end
+    select case when coalesce(sum(cardinality(held)), 0) = cardinality(settlements) then '{}'
+        else array(select id from unnest(settlements) except select unnest(part.held) from part) end
     from part into lost;
 
     with result as (
-        select * from unnest($6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
-        as r (id, number, state, after_s, started_at, duration_ms, status, error, excerpt, address, dns_ms, connect_ms,
-            tls_ms, first_byte_ms)
-        where lost = '{}' or r.id <> all (lost)
+        select * from unnest(settlements) r where lost = '{}' or r.id <> all (lost)
     ), settled as (
         update deliveries d set
-            state = case when coalesce(r.state, 'delivered') = 'delivered' or d.state = 'scheduled'
-                    then coalesce(r.state, 'delivered')
+            state = case when r.state = 'delivered' or d.state = 'scheduled' then r.state
                 when d.state = 'parked' and r.state = 'exhausted' then r.state else d.state end,
-            finished_at = case when coalesce(r.state, 'delivered') in ('delivered', 'exhausted') then db_now()
-                else d.finished_at end,
+            finished_at = case when r.state in ('delivered', 'exhausted') then db_now() else d.finished_at end,
             attempts = r.number
         from result r where d.id = r.id
-        returning d.webhook_id, r.*
+        returning r.*
     ), ended as (
         delete from queue q using settled s
-        where q.webhook_id = s.webhook_id and q.delivery_id = s.id and s.after_s is null
+        where q.webhook_id = s.webhook_id and q.delivery_id = s.id and s.state <> 'scheduled'
     )
     insert into attempts (delivery_id, number, started_at, duration_ms, status, error, excerpt, address,
         dns_ms, connect_ms, tls_ms, first_byte_ms)
     select id, number, started_at, duration_ms, status, error, excerpt, address,
         dns_ms, connect_ms, tls_ms, first_byte_ms from settled;
-    if after_s is not null then
+    if exists (select from unnest(settlements) s where s.state = 'scheduled') then
         update queue q set attempts = r.number, due_at = db_now() + make_interval(secs => r.after_s)
-            from unnest(ids, numbers, after_s) as r (id, number, after_s) join deliveries d on d.id = r.id
-            where r.after_s is not null and (lost = '{}' or r.id <> all (lost))
-                and q.webhook_id = d.webhook_id and q.delivery_id = r.id;
+            from unnest(settlements) r
+            where r.state = 'scheduled' and (lost = '{}' or r.id <> all (lost))
+                and q.webhook_id = r.webhook_id and q.delivery_id = r.id;
     end if;
     if not unless_failing then
-        insert into due_webhooks (webhook_id) select distinct unnest(owners);
+        insert into due_webhooks (webhook_id) select unnest(owners);
     end if;
     return lost;
-end $_$;
-COMMENT ON FUNCTION vaultevents.settle_deliveries(unless_failing boolean, webhook_ids text[], tokens uuid[], ends integer[], leased_ids bigint[], ids bigint[], numbers integer[], states text[], after_s double precision[], started_at timestamp with time zone[], duration_ms integer[], statuses smallint[], errors text[], excerpts text[], addresses text[], dns_ms integer[], connect_ms integer[], tls_ms integer[], first_byte_ms integer[]) IS 'Write finished attempts and what became of their deliveries; return the deliveries that were no longer leased, for which nothing is written. `leased_ids` are all the deliveries, lease by lease: those of a lease end at `ends`. The other arrays go by `ids`, in ascending order; null stands for an array of nulls, and in `states` for `delivered`. With `after_s` a delivery that is still in the queue is due again. With `unless_failing` nothing is written and the result is null if one of the webhooks has failures to reset, which needs its row locked first, and the caller adds the rows of due_webhooks.';
+end $$;
+COMMENT ON FUNCTION vaultevents.settle_deliveries(settlements vaultevents.settlement[], unless_failing boolean) IS 'Write finished attempts, given in the order of their ids, and what became of their deliveries; return the deliveries that were no longer leased, for which nothing is written. With `unless_failing` nothing is written and the result is null if one of the webhooks has failures to reset, which needs its row locked first, and the caller adds the rows of due_webhooks.';
 
 CREATE TABLE vaultevents.accounts (
     id text NOT NULL,
@@ -678,14 +719,16 @@ CREATE TABLE vaultevents.leases (
     webhook_id text NOT NULL,
     token uuid NOT NULL,
     until timestamp with time zone NOT NULL,
-    delivery_ids bigint[] NOT NULL
+    delivery_ids bigint[] NOT NULL,
+    resend_ids bigint[] DEFAULT '{}'::bigint[] NOT NULL
 )
 WITH (fillfactor='70', autovacuum_vacuum_scale_factor='0.1', autovacuum_vacuum_threshold='5000', autovacuum_vacuum_cost_delay='0');
-COMMENT ON TABLE vaultevents.leases IS 'Deliveries of one webhook that one claim took and that are not settled. A row counts until it is deleted, also when its time is over: deleting it makes its deliveries due again. A delivery that is parked, cancelled or delivered while leased leaves the queue at once; the lease stays until the attempt is settled, so that its result is kept.';
+COMMENT ON TABLE vaultevents.leases IS 'Deliveries or requests of one webhook that one claim took and that are not settled. A row counts until it is deleted, also when its time is over: deleting it makes its deliveries due again. A delivery that is parked, cancelled or delivered while leased leaves the queue at once; the lease stays until the attempt is settled, so that its result is kept.';
 COMMENT ON COLUMN vaultevents.leases.webhook_id IS 'The webhook.';
 COMMENT ON COLUMN vaultevents.leases.token IS 'Random for each claim. Every later write proves it.';
 COMMENT ON COLUMN vaultevents.leases.until IS 'When the lease ends.';
 COMMENT ON COLUMN vaultevents.leases.delivery_ids IS 'The deliveries: deliveries.id.';
+COMMENT ON COLUMN vaultevents.leases.resend_ids IS 'The requests: resends.id. A lease has either of the two.';
 
 CREATE TABLE vaultevents.mfa_factors (
     account_id text NOT NULL,
@@ -900,20 +943,28 @@ ALTER TABLE vaultevents.quarantined_logs ALTER COLUMN id ADD GENERATED ALWAYS AS
 
 CREATE TABLE vaultevents.queue (
     webhook_id text NOT NULL,
-    delivery_id bigint NOT NULL,
-    event_seq bigint NOT NULL,
+    delivery_id bigint,
+    resend_id bigint,
+    event_seq bigint,
     attempts integer DEFAULT 0 NOT NULL,
     due_at timestamp with time zone NOT NULL,
-    turn smallint GENERATED ALWAYS AS (LEAST(attempts, 1)) STORED NOT NULL
+    turn smallint GENERATED ALWAYS AS (
+CASE
+    WHEN (resend_id IS NOT NULL) THEN 2
+    ELSE LEAST(attempts, 1)
+END) STORED NOT NULL,
+    CONSTRAINT queue_check CHECK ((num_nonnulls(delivery_id, resend_id) = 1)),
+    CONSTRAINT queue_check1 CHECK (((event_seq IS NOT NULL) OR (resend_id IS NOT NULL)))
 )
 WITH (autovacuum_vacuum_scale_factor='0.05', autovacuum_vacuum_threshold='5000', autovacuum_vacuum_cost_delay='0', fillfactor='90');
-COMMENT ON TABLE vaultevents.queue IS 'One row for each delivery in state `scheduled`, leased or not. No foreign keys: one statement writes it with its delivery, and the audit compares the two.';
+COMMENT ON TABLE vaultevents.queue IS 'One row for each delivery in state `scheduled` and each request for one more attempt, leased or not. No foreign keys: one statement writes it with its delivery or request, and the audit compares queue and deliveries.';
 COMMENT ON COLUMN vaultevents.queue.webhook_id IS 'The webhook.';
-COMMENT ON COLUMN vaultevents.queue.delivery_id IS 'The delivery: deliveries.id.';
-COMMENT ON COLUMN vaultevents.queue.event_seq IS 'The event: events.seq.';
+COMMENT ON COLUMN vaultevents.queue.delivery_id IS 'The delivery: deliveries.id. Null: a request.';
+COMMENT ON COLUMN vaultevents.queue.resend_id IS 'The request: resends.id. Null: a delivery.';
+COMMENT ON COLUMN vaultevents.queue.event_seq IS 'The event: events.seq. Null: a test, which is no event.';
 COMMENT ON COLUMN vaultevents.queue.attempts IS 'Attempts that are over.';
 COMMENT ON COLUMN vaultevents.queue.due_at IS 'When the next attempt is due.';
-COMMENT ON COLUMN vaultevents.queue.turn IS '0: first attempt. 1: retry.';
+COMMENT ON COLUMN vaultevents.queue.turn IS '0: first attempt. 1: retry. 2: request.';
 
 CREATE TABLE vaultevents.registry (
     singleton boolean DEFAULT true NOT NULL,
@@ -987,7 +1038,6 @@ CREATE TABLE vaultevents.resends (
     event_id text NOT NULL,
     body bytea,
     requested_at timestamp with time zone DEFAULT vaultevents.db_now() NOT NULL,
-    due_at timestamp with time zone DEFAULT vaultevents.db_now() NOT NULL,
     lease uuid,
     started_at timestamp with time zone,
     duration_ms integer,
@@ -1010,8 +1060,7 @@ COMMENT ON COLUMN vaultevents.resends.event_seq IS 'The event: events.seq. Null:
 COMMENT ON COLUMN vaultevents.resends.event_id IS 'Sent as `webhook-id`.';
 COMMENT ON COLUMN vaultevents.resends.body IS 'Body of a test. Null: an event has its own.';
 COMMENT ON COLUMN vaultevents.resends.requested_at IS 'When it was requested.';
-COMMENT ON COLUMN vaultevents.resends.due_at IS 'When it is due. While leased: when the lease ends.';
-COMMENT ON COLUMN vaultevents.resends.lease IS 'Random for each claim. Null: not claimed.';
+COMMENT ON COLUMN vaultevents.resends.lease IS 'Token of the lease while the attempt is under way. Null: not claimed.';
 COMMENT ON COLUMN vaultevents.resends.started_at IS 'As attempts.started_at. Null until the attempt is over, as the columns after it.';
 COMMENT ON COLUMN vaultevents.resends.duration_ms IS 'As attempts.duration_ms, in milliseconds.';
 COMMENT ON COLUMN vaultevents.resends.status IS 'As attempts.status.';
@@ -1248,8 +1297,6 @@ ALTER TABLE ONLY vaultevents.quarantined_logs
     ADD CONSTRAINT quarantined_logs_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY vaultevents.quarantined_logs
     ADD CONSTRAINT quarantined_logs_stream_block_number_log_index_key UNIQUE (stream, block_number, log_index);
-ALTER TABLE ONLY vaultevents.queue
-    ADD CONSTRAINT queue_pkey PRIMARY KEY (webhook_id, delivery_id);
 ALTER TABLE ONLY vaultevents.registry
     ADD CONSTRAINT registry_pkey PRIMARY KEY (singleton);
 ALTER TABLE ONLY vaultevents.reports
@@ -1317,15 +1364,15 @@ CREATE INDEX quarantined_by_state ON vaultevents.quarantined_logs USING btree (s
 
 CREATE INDEX quarantined_open ON vaultevents.quarantined_logs USING btree (block_number, stream) INCLUDE (more) WHERE (state = 'open'::text);
 
+CREATE UNIQUE INDEX queue_of_delivery ON vaultevents.queue USING btree (webhook_id, delivery_id);
+
+CREATE UNIQUE INDEX queue_of_resend ON vaultevents.queue USING btree (webhook_id, resend_id) WHERE (resend_id IS NOT NULL);
+
 CREATE INDEX queue_ready ON vaultevents.queue USING btree (webhook_id, turn, due_at);
 
 CREATE INDEX reports_due ON vaultevents.reports USING btree (next_attempt_at) WHERE (state = 'pending'::text);
 
-CREATE INDEX resends_leased ON vaultevents.resends USING btree (webhook_id) WHERE (lease IS NOT NULL);
-
 CREATE INDEX resends_of_event ON vaultevents.resends USING btree (webhook_id, event_seq);
-
-CREATE INDEX resends_waiting ON vaultevents.resends USING btree (webhook_id, due_at, id) WHERE (finished_at IS NULL);
 
 CREATE INDEX used_tokens_by_age ON vaultevents.used_tokens USING btree (used_at);
 

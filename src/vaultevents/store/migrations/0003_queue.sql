@@ -114,35 +114,42 @@ comment on column interrupted.event_seq is 'The event: events.seq.';
 
 create table queue (
     webhook_id text not null,
-    delivery_id bigint not null,
-    event_seq bigint not null,
+    delivery_id bigint,
+    resend_id bigint,
+    event_seq bigint,
     attempts integer not null default 0,
     due_at timestamptz not null,
-    turn smallint not null generated always as (least(attempts, 1)) stored,
-    primary key (webhook_id, delivery_id)
+    turn smallint not null
+        generated always as (case when resend_id is not null then 2 else least(attempts, 1) end) stored,
+    check (num_nonnulls(delivery_id, resend_id) = 1),
+    check (event_seq is not null or resend_id is not null)
 ) with (autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
         fillfactor = 90);
+create unique index queue_of_delivery on queue (webhook_id, delivery_id);
+create unique index queue_of_resend on queue (webhook_id, resend_id) where resend_id is not null;
 create index queue_ready on queue (webhook_id, turn, due_at);
 comment on table queue is
-    'One row for each delivery in state `scheduled`, leased or not. No foreign keys: one statement writes it with its '
-    'delivery, and the audit compares the two.';
+    'One row for each delivery in state `scheduled` and each request for one more attempt, leased or not. No foreign '
+    'keys: one statement writes it with its delivery or request, and the audit compares queue and deliveries.';
 comment on column queue.webhook_id is 'The webhook.';
-comment on column queue.delivery_id is 'The delivery: deliveries.id.';
-comment on column queue.event_seq is 'The event: events.seq.';
+comment on column queue.delivery_id is 'The delivery: deliveries.id. Null: a request.';
+comment on column queue.resend_id is 'The request: resends.id. Null: a delivery.';
+comment on column queue.event_seq is 'The event: events.seq. Null: a test, which is no event.';
 comment on column queue.attempts is 'Attempts that are over.';
 comment on column queue.due_at is 'When the next attempt is due.';
-comment on column queue.turn is '0: first attempt. 1: retry.';
+comment on column queue.turn is '0: first attempt. 1: retry. 2: request.';
 
 create table leases (
     webhook_id text not null,
     token uuid not null,
     until timestamptz not null,
     delivery_ids bigint[] not null,
+    resend_ids bigint[] not null default '{}',
     primary key (webhook_id, token)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.1, autovacuum_vacuum_threshold = 5000,
         autovacuum_vacuum_cost_delay = 0);
 comment on table leases is
-    'Deliveries of one webhook that one claim took and that are not settled. A row counts until it is deleted, also '
+    'Deliveries or requests of one webhook that one claim took and that are not settled. A row counts until it is deleted, also '
     'when its time is over: deleting it makes its deliveries due again. A delivery that is parked, cancelled or '
     'delivered while leased leaves the queue at once; the lease stays until the attempt is settled, so that its result '
     'is kept.';
@@ -150,6 +157,7 @@ comment on column leases.webhook_id is 'The webhook.';
 comment on column leases.token is 'Random for each claim. Every later write proves it.';
 comment on column leases.until is 'When the lease ends.';
 comment on column leases.delivery_ids is 'The deliveries: deliveries.id.';
+comment on column leases.resend_ids is 'The requests: resends.id. A lease has either of the two.';
 
 create table due_webhooks (
     webhook_id text collate "C" not null,
@@ -174,12 +182,12 @@ declare
     moment timestamptz := db_now();
 begin
     insert into due_webhooks (webhook_id, due_at)
-        select c.webhook_id, case when min(c.due_at) > moment then min(c.due_at) end from changed c
-        group by c.webhook_id;
+        select c.webhook_id, case when min(c.due_at) > moment then min(c.due_at) end
+        from changed c where c.delivery_id is not null group by c.webhook_id;
     return null;
 end $$;
 comment on function mark_queued() is
-    'Trigger: add rows of due_webhooks for what was added to the queue or rescheduled.';
+    'Trigger: add rows of due_webhooks for deliveries that were added to the queue or rescheduled.';
 
 create trigger mark_inserted after insert on queue
     referencing new table as changed for each statement execute function mark_queued();
@@ -223,14 +231,171 @@ comment on column flag_changes.webhook_id is 'The webhook.';
 comment on column flag_changes.switched_on is 'True: switched on, so what waits for a retry becomes due.';
 comment on column flag_changes.made_at is 'When the flags were changed.';
 
+-- Finished attempts and claims are passed as one value of a composite type each.
+
+create type settlement as (
+    id bigint,
+    webhook_id text,
+    lease uuid,
+    number integer,
+    state text,
+    after_s float8,
+    started_at timestamptz,
+    duration_ms integer,
+    status smallint,
+    error text,
+    excerpt text,
+    address text,
+    dns_ms integer,
+    connect_ms integer,
+    tls_ms integer,
+    first_byte_ms integer
+);
+
+create type claim_request as (
+    wanted integer,
+    lease uuid,
+    lease_s float8,
+    per_webhook integer,
+    after_webhook text,
+    per_unproven integer,
+    proven text[],
+    limited text[],
+    limits integer[],
+    closed_accounts text[]
+);
+
+comment on type settlement is 'One finished attempt and the state of its delivery that follows.';
+comment on column settlement.id is 'The delivery: deliveries.id.';
+comment on column settlement.webhook_id is 'Its webhook.';
+comment on column settlement.lease is 'The token under which it was claimed: leases.token.';
+comment on column settlement.number is 'As attempts.number.';
+comment on column settlement.state is 'As deliveries.state.';
+comment on column settlement.after_s is 'With state `scheduled`: seconds until the next attempt. Else null.';
+comment on column settlement.started_at is 'As attempts.started_at.';
+comment on column settlement.duration_ms is 'As attempts.duration_ms, in milliseconds.';
+comment on column settlement.status is 'As attempts.status.';
+comment on column settlement.error is 'As attempts.error.';
+comment on column settlement.excerpt is 'As attempts.excerpt.';
+comment on column settlement.address is 'As attempts.address.';
+comment on column settlement.dns_ms is 'As attempts.dns_ms, in milliseconds.';
+comment on column settlement.connect_ms is 'As attempts.connect_ms, in milliseconds.';
+comment on column settlement.tls_ms is 'As attempts.tls_ms, in milliseconds.';
+comment on column settlement.first_byte_ms is 'As attempts.first_byte_ms, in milliseconds.';
+comment on type claim_request is 'What one claim may take.';
+comment on column claim_request.wanted is 'Number of deliveries, at most.';
+comment on column claim_request.lease is 'The token of the leases that the claim makes.';
+comment on column claim_request.lease_s is 'Duration of these leases, in seconds.';
+comment on column claim_request.per_webhook is 'Slots of a webhook that `limited` does not name.';
+comment on column claim_request.after_webhook is 'The webhook that the last claim ended with.';
+comment on column claim_request.per_unproven is 'Slots, at most, of a webhook that `proven` does not name.';
+comment on column claim_request.proven is 'Webhooks that have answered promptly.';
+comment on column claim_request.limited is 'Webhooks with other slots than `per_webhook`.';
+comment on column claim_request.limits is 'Slots of these webhooks, in the same order.';
+comment on column claim_request.closed_accounts is 'Accounts that get nothing.';
+
+create function settle_deliveries(settlements settlement[], unless_failing boolean) returns bigint[]
+language plpgsql
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    lost bigint[];
+    owners text[] := array(select distinct webhook_id from unnest(settlements));
+    only_one settlement := settlements[1];
+begin
+    if unless_failing and exists (select from webhooks where id = any (owners) and failures > 0) then
+        return null;
+    end if;
+    if cardinality(settlements) = 1 and only_one.state = 'delivered' then  -- by far the most frequent: the same, in less
+        delete from leases l where l.webhook_id = only_one.webhook_id and l.token = only_one.lease
+            and l.delivery_ids = array[only_one.id];
+        if found then
+            update deliveries d set state = 'delivered', finished_at = db_now(), attempts = only_one.number
+                where d.id = only_one.id;
+            if found then
+                delete from queue q where q.webhook_id = only_one.webhook_id and q.delivery_id = only_one.id;
+                insert into attempts (delivery_id, number, started_at, duration_ms, status, error, excerpt, address,
+                        dns_ms, connect_ms, tls_ms, first_byte_ms)
+                    values (only_one.id, only_one.number, only_one.started_at, only_one.duration_ms, only_one.status,
+                        only_one.error, only_one.excerpt, only_one.address, only_one.dns_ms, only_one.connect_ms,
+                        only_one.tls_ms, only_one.first_byte_ms);
+            end if;
+            if not unless_failing then
+                insert into due_webhooks (webhook_id) values (only_one.webhook_id);
+            end if;
+            return '{}';
+        end if;
+    end if;
+    with named as (
+        select webhook_id, lease as token, array_agg(id) as settled from unnest(settlements) group by webhook_id, lease
+    ), mine as materialized (
+        select l.webhook_id, l.token, l.delivery_ids, n.settled
+        from named n join leases l on l.webhook_id = n.webhook_id and l.token = n.token
+        order by l.webhook_id, l.token for update of l
+    ), part as materialized (
+        select webhook_id, token,
+            case when delivery_ids <@ settled then '{}'
+                else array(select id from unnest(delivery_ids) id where id <> all (settled)) end as remaining,
+            case when settled <@ delivery_ids then settled
+                else array(select id from unnest(settled) id where id = any (delivery_ids)) end as held
+        from mine
+    ), done as (
+        delete from leases l using part
+        where l.webhook_id = part.webhook_id and l.token = part.token and part.remaining = '{}'
+    ), kept as (
+        update leases l set delivery_ids = part.remaining from part
+        where l.webhook_id = part.webhook_id and l.token = part.token and part.remaining <> '{}'
+    )
+    select case when coalesce(sum(cardinality(held)), 0) = cardinality(settlements) then '{}'
+        else array(select id from unnest(settlements) except select unnest(part.held) from part) end
+    from part into lost;
+
+    with result as (
+        select * from unnest(settlements) r where lost = '{}' or r.id <> all (lost)
+    ), settled as (
+        update deliveries d set
+            state = case when r.state = 'delivered' or d.state = 'scheduled' then r.state
+                when d.state = 'parked' and r.state = 'exhausted' then r.state else d.state end,
+            finished_at = case when r.state in ('delivered', 'exhausted') then db_now() else d.finished_at end,
+            attempts = r.number
+        from result r where d.id = r.id
+        returning r.*
+    ), ended as (
+        delete from queue q using settled s
+        where q.webhook_id = s.webhook_id and q.delivery_id = s.id and s.state <> 'scheduled'
+    )
+    insert into attempts (delivery_id, number, started_at, duration_ms, status, error, excerpt, address,
+        dns_ms, connect_ms, tls_ms, first_byte_ms)
+    select id, number, started_at, duration_ms, status, error, excerpt, address,
+        dns_ms, connect_ms, tls_ms, first_byte_ms from settled;
+    if exists (select from unnest(settlements) s where s.state = 'scheduled') then
+        update queue q set attempts = r.number, due_at = db_now() + make_interval(secs => r.after_s)
+            from unnest(settlements) r
+            where r.state = 'scheduled' and (lost = '{}' or r.id <> all (lost))
+                and q.webhook_id = r.webhook_id and q.delivery_id = r.id;
+    end if;
+    if not unless_failing then
+        insert into due_webhooks (webhook_id) select unnest(owners);
+    end if;
+    return lost;
+end $$;
+
+comment on function settle_deliveries is
+    'Write finished attempts, given in the order of their ids, and what became of their deliveries; return the '
+    'deliveries that were no longer leased, for which nothing is written. With `unless_failing` nothing is written and '
+    'the result is null if one of the webhooks has failures to reset, which needs its row locked first, and the caller '
+    'adds the rows of due_webhooks.';
+
 -- Claims take turns, lest two of them count the same free slots of a webhook: the lock is taken before the snapshot of
 -- the statement that counts. The settings hold the plan to the indexes, whatever the tables looked like when it was
 -- made. Webhooks take turns in the order of the bytes of their ids, as the caller compares them; indexes of other
 -- tables are used only with the default collation.
-create function claim_due(
-    wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text,
-    per_unproven integer, proven text[], limited text[], limits integer[], closed text[]
-)
+create function claim_due(request claim_request)
 returns table (
     delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, account_id text, url text,
     key_ids text[], sealed bytea[], claimed_at timestamptz
@@ -245,7 +410,14 @@ as $$
 #variable_conflict use_column
 declare
     moment timestamptz := db_now();
-    token_of_claim uuid := token;
+    wanted constant integer := request.wanted;
+    after_webhook constant text := request.after_webhook;
+    per_webhook constant integer := request.per_webhook;
+    per_unproven constant integer := request.per_unproven;
+    proven constant text[] := request.proven;
+    limited constant text[] := request.limited;
+    limits constant integer[] := request.limits;
+    closed constant text[] := request.closed_accounts;
 begin
     if not exists (select from due_webhooks where due_at is null)
             and not exists (select from due_webhooks where due_at <= moment) then
@@ -263,8 +435,8 @@ begin
             null::bigint[] as delivery_ids, null::bigint[] as event_seqs, null::integer[] as attempts,
             false as leaves, null::timestamptz as again_at
         union all
-        select next.webhook_id collate "C", w.account_id, next.wrapped,
-            v.taken + coalesce(cardinality(due.delivery_ids), 0), due.delivery_ids, due.event_seqs, due.attempts, fate.leaves,
+        select next.webhook_id collate "C", w.account_id, next.wrapped, v.taken + coalesce(cardinality(due.delivery_ids), 0),
+            due.delivery_ids, due.event_seqs, due.attempts, fate.leaves,
             case when fate.leaves then case when open.paused then w.paused_until when fate.drained then later.due_at end
             end
         from visits v cross join lateral (
@@ -338,10 +510,10 @@ begin
             select from due_webhooks d where d.due_at = v.again_at and d.webhook_id = v.webhook_id)
     ), leased as (
         insert into leases (webhook_id, token, until, delivery_ids)
-        select v.webhook_id, token_of_claim, moment + make_interval(secs => lease_s), v.delivery_ids
+        select v.webhook_id, request.lease, moment + make_interval(secs => request.lease_s), v.delivery_ids
         from visits v where v.delivery_ids is not null
     )
-    -- What is the same for all deliveries of a webhook is returned with the first of them only.
+    -- What is the same for all of a webhook stands once, with the first of its deliveries.
     select c.delivery_id, c.attempts, e.id, e.body, v.webhook_id, lead.account_id, lead.url, lead.key_ids, lead.sealed,
         lead.claimed_at
     from visits v cross join lateral unnest(v.delivery_ids, v.event_seqs, v.attempts)
@@ -356,6 +528,7 @@ begin
     ) lead on true
     where v.delivery_ids is not null;
 end $$;
+
 comment on function claim_due is
     'Lease up to `wanted` due deliveries until `lease_s` seconds from now. Webhooks take turns, beginning after '
     '`after_webhook`; each gets its free slots: `per_webhook`, or those that `limited` and `limits` name for it. A '
@@ -363,123 +536,8 @@ comment on function claim_due is
     'first attempt. Otherwise first attempts go before retries. Webhooks that are not `proven` have at most '
     '`per_unproven` slots; those of the accounts `closed` have none.';
 
-create function settle_deliveries(
-    unless_failing boolean,
-    webhook_ids text[], tokens uuid[], ends integer[], leased_ids bigint[],
-    ids bigint[], numbers integer[], states text[], after_s float8[], started_at timestamptz[], duration_ms integer[],
-    statuses smallint[], errors text[], excerpts text[], addresses text[], dns_ms integer[], connect_ms integer[],
-    tls_ms integer[], first_byte_ms integer[]
-) returns bigint[]
-language plpgsql
-set plan_cache_mode = force_generic_plan
-set enable_seqscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set jit = off
-as $$
-#variable_conflict use_column
-declare
-    lost bigint[];
-    owners text[] := webhook_ids;
-begin
-    if unless_failing and exists (select from webhooks where id = any (webhook_ids) and failures > 0) then
-        return null;
-    end if;
-    -- The same with less work for the most frequent settlement: a single delivery, delivered.
-    if cardinality(ids) = 1 and states is null then
-        delete from leases l
-            where l.webhook_id = webhook_ids[1] and l.token = tokens[1] and l.delivery_ids = leased_ids;
-        if found then
-            update deliveries d set state = 'delivered', finished_at = db_now(), attempts = numbers[1]
-                where d.id = ids[1];
-            if found then
-                delete from queue q where q.webhook_id = webhook_ids[1] and q.delivery_id = ids[1];
-                insert into attempts (delivery_id, number, started_at, duration_ms, status, error, excerpt, address,
-                        dns_ms, connect_ms, tls_ms, first_byte_ms)
-                    values (ids[1], numbers[1], started_at[1], duration_ms[1], statuses[1], errors[1], excerpts[1],
-                        addresses[1], dns_ms[1], connect_ms[1], tls_ms[1], first_byte_ms[1]);
-            end if;
-            if not unless_failing then
-                insert into due_webhooks (webhook_id) values (owners[1]);
-            end if;
-            return '{}';
-        end if;
-    end if;
-    with named as (
-        select webhook_id, token, leased_ids[lag(last, 1, 0) over (order by last) + 1 : last] as settled
-        from unnest($2, $3, $4) as n (webhook_id, token, last)
-    ), mine as materialized (
-        select l.webhook_id, l.token, l.delivery_ids, n.settled
-        from named n join leases l on l.webhook_id = n.webhook_id and l.token = n.token
-        order by l.webhook_id, l.token for update of l
-    ), part as materialized (
-        select webhook_id, token,
-            case when delivery_ids <@ settled then '{}'
-                else array(select id from unnest(delivery_ids) id where id <> all (settled)) end as remaining,
-            case when settled <@ delivery_ids then settled
-                else array(select id from unnest(settled) id where id = any (delivery_ids)) end as held
-        from mine
-    ), done as (
-        delete from leases l using part
-        where l.webhook_id = part.webhook_id and l.token = part.token and part.remaining = '{}'
-    ), kept as (
-        update leases l set delivery_ids = part.remaining from part
-        where l.webhook_id = part.webhook_id and l.token = part.token and part.remaining <> '{}'
-    )
-    select case when coalesce(sum(cardinality(held)), 0) = cardinality(leased_ids) then '{}'
-        else array(select unnest(leased_ids) except select unnest(part.held) from part) end
-    from part into lost;
-
-    with result as (
-        select * from unnest($6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
-        as r (id, number, state, after_s, started_at, duration_ms, status, error, excerpt, address, dns_ms, connect_ms,
-            tls_ms, first_byte_ms)
-        where lost = '{}' or r.id <> all (lost)
-    ), settled as (
-        update deliveries d set
-            state = case when coalesce(r.state, 'delivered') = 'delivered' or d.state = 'scheduled'
-                    then coalesce(r.state, 'delivered')
-                when d.state = 'parked' and r.state = 'exhausted' then r.state else d.state end,
-            finished_at = case when coalesce(r.state, 'delivered') in ('delivered', 'exhausted') then db_now()
-                else d.finished_at end,
-            attempts = r.number
-        from result r where d.id = r.id
-        returning d.webhook_id, r.*
-    ), ended as (
-        delete from queue q using settled s
-        where q.webhook_id = s.webhook_id and q.delivery_id = s.id and s.after_s is null
-    )
-    insert into attempts (delivery_id, number, started_at, duration_ms, status, error, excerpt, address,
-        dns_ms, connect_ms, tls_ms, first_byte_ms)
-    select id, number, started_at, duration_ms, status, error, excerpt, address,
-        dns_ms, connect_ms, tls_ms, first_byte_ms from settled;
-    if after_s is not null then
-        update queue q set attempts = r.number, due_at = db_now() + make_interval(secs => r.after_s)
-            from unnest(ids, numbers, after_s) as r (id, number, after_s) join deliveries d on d.id = r.id
-            where r.after_s is not null and (lost = '{}' or r.id <> all (lost))
-                and q.webhook_id = d.webhook_id and q.delivery_id = r.id;
-    end if;
-    if not unless_failing then
-        insert into due_webhooks (webhook_id) select distinct unnest(owners);
-    end if;
-    return lost;
-end $$;
-comment on function settle_deliveries is
-    'Write finished attempts and what became of their deliveries; return the deliveries that were no longer leased, '
-    'for which nothing is written. `leased_ids` are all the deliveries, lease by lease: those of a lease end at '
-    '`ends`. The other arrays go by `ids`, in ascending order; null stands for an array of nulls, and in `states` for '
-    '`delivered`. With `after_s` a delivery that is still in the queue is due again. With `unless_failing` nothing is '
-    'written and the result is null if one of the webhooks has failures to reset, which needs its row locked first, '
-    'and the caller adds the rows of due_webhooks.';
-
-create function settle_and_claim_due(
-    webhook_ids text[], tokens uuid[], ends integer[], leased_ids bigint[],
-    ids bigint[], numbers integer[], states text[], after_s float8[], started_at timestamptz[], duration_ms integer[],
-    statuses smallint[], errors text[], excerpts text[], addresses text[], dns_ms integer[], connect_ms integer[],
-    tls_ms integer[], first_byte_ms integer[],
-    wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text,
-    per_unproven integer, proven text[], limited text[], limits integer[], closed text[]
-) returns table (
+create function settle_and_claim(settlements settlement[], request claim_request)
+returns table (
     delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, account_id text, url text,
     key_ids text[], sealed bytea[], claimed_at timestamptz, lost bigint[]
 )
@@ -493,71 +551,33 @@ as $$
 #variable_conflict use_column
 declare
     moment timestamptz;
-    owners text[] := webhook_ids;
+    wanted constant integer := request.wanted;
 begin
-    lost := settle_deliveries(true, $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18);
+    lost := settle_deliveries(settlements, true);
     if lost is not null then
         if wanted > 0 then
             perform pg_advisory_xact_lock(hashtext('vaultevents claim'), hashtext(current_schema()));
         end if;
         moment := db_now();
         insert into due_webhooks (webhook_id)
-            select distinct o.webhook_id from unnest(owners) as o (webhook_id)
+            select o.webhook_id from (select distinct s.webhook_id from unnest(settlements) s) o
             where wanted = 0
                 or exists (select from queue q where q.webhook_id = o.webhook_id and q.turn = 0 and q.due_at <= moment)
                 or exists (select from queue q where q.webhook_id = o.webhook_id and q.turn = 1 and q.due_at <= moment);
     end if;
     return next;
     if lost is not null and wanted > 0 then
-        return query select c.*, null::bigint[] from claim_due(
-            wanted, token, lease_s, per_webhook, after_webhook, per_unproven, proven, limited, limits, closed
-        ) c;
+        return query select c.*, null::bigint[] from claim_due(request) c;
     end if;
 end $$;
-comment on function settle_and_claim_due is
+
+comment on function settle_and_claim is
     'Settle and claim in one round trip and one commit: the claim uses the slots that the settle frees. The first row '
     'has the deliveries that were no longer leased; if that is null, nothing was done (`unless_failing`). The queue of '
     'the settled webhooks is read after the lock of claims is taken, so no claim runs that counted the slots that end '
     'here.';
 
--- The two forms without limits and closed accounts.
-
-create function claim_deliveries(
-    wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text,
-    per_unproven integer, proven text[]
-)
-returns table (
-    delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, url text, key_ids text[],
-    sealed bytea[], claimed_at timestamptz
-)
-language sql
-as $$
-    select c.delivery_id, c.attempts, c.event_id, c.body, c.webhook_id, c.url, c.key_ids, c.sealed, c.claimed_at
-    from claim_due(wanted, token, lease_s, per_webhook, after_webhook, per_unproven, proven, '{}', '{}', '{}') c
-$$;
-comment on function claim_deliveries is '`claim_due` without limits of single webhooks and without closed accounts.';
-
-create function settle_and_claim(
-    webhook_ids text[], tokens uuid[], ends integer[], leased_ids bigint[],
-    ids bigint[], numbers integer[], states text[], after_s float8[], started_at timestamptz[], duration_ms integer[],
-    statuses smallint[], errors text[], excerpts text[], addresses text[], dns_ms integer[], connect_ms integer[],
-    tls_ms integer[], first_byte_ms integer[],
-    wanted integer, token uuid, lease_s double precision, per_webhook integer, after_webhook text,
-    per_unproven integer, proven text[]
-) returns table (
-    delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, url text, key_ids text[],
-    sealed bytea[], claimed_at timestamptz, lost bigint[]
-)
-language sql
-as $$
-    select c.delivery_id, c.attempts, c.event_id, c.body, c.webhook_id, c.url, c.key_ids, c.sealed, c.claimed_at, c.lost
-    from settle_and_claim_due($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
-        $21, $22, $23, $24, $25, '{}', '{}', '{}') c
-$$;
-comment on function settle_and_claim is
-    '`settle_and_claim_due` without limits of single webhooks and without closed accounts.';
-
--- Requests for one more attempt.
+-- Requests for one more attempt. What waits has a row in `queue`.
 
 create table resends (
     id bigint generated always as identity primary key,
@@ -566,7 +586,6 @@ create table resends (
     event_id text not null,
     body bytea,
     requested_at timestamptz not null default db_now(),
-    due_at timestamptz not null default db_now(),
     lease uuid,
     started_at timestamptz,
     duration_ms integer,
@@ -582,8 +601,6 @@ create table resends (
     check ((event_seq is null) = (body is not null)),
     check ((finished_at is null) = (started_at is null))
 );
-create index resends_waiting on resends (webhook_id, due_at, id) where finished_at is null;
-create index resends_leased on resends (webhook_id) where lease is not null;
 create index resends_of_event on resends (webhook_id, event_seq);
 comment on table resends is
     'Requests of accounts: resends, recoveries and tests. A row is one request for one attempt, and afterwards its '
@@ -595,8 +612,7 @@ comment on column resends.event_seq is 'The event: events.seq. Null: a test, whi
 comment on column resends.event_id is 'Sent as `webhook-id`.';
 comment on column resends.body is 'Body of a test. Null: an event has its own.';
 comment on column resends.requested_at is 'When it was requested.';
-comment on column resends.due_at is 'When it is due. While leased: when the lease ends.';
-comment on column resends.lease is 'Random for each claim. Null: not claimed.';
+comment on column resends.lease is 'Token of the lease while the attempt is under way. Null: not claimed.';
 comment on column resends.started_at is
     'As attempts.started_at. Null until the attempt is over, as the columns after it.';
 comment on column resends.duration_ms is 'As attempts.duration_ms, in milliseconds.';
