@@ -33,8 +33,8 @@ from vaultevents.core.webhooks import UrlRules, Webhook, parse_allow
 from vaultevents.dispatch.sender import Reply, Sender
 from vaultevents.egress import Guard
 from vaultevents.store import accounts, webhooks
-from vaultevents.store.embedded import EmbeddedPostgres
 from vaultevents.store.pool import Database, open_database
+from vaultevents.store.postgres.embedded import EmbeddedPostgres
 
 BENCH = Path(__file__).parent
 KEY = MasterKey(bytes(range(32)))

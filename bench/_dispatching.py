@@ -20,10 +20,10 @@ from vaultevents.dispatch.lanes import DeliveryLane, DispatchOptions
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
-from vaultevents.opening.garbage_collection import collect_less
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.pool import open_database
 from vaultevents.telemetry import configure_logging
+from vaultevents.wiring.garbage_collection import collect_less
 
 
 async def dispatch(facts: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 
-def tell(result: dict[str, Any], *, as_json: bool) -> int:
+def print_result(result: dict[str, Any], *, as_json: bool) -> int:
     """Prints the result as the last line, without `as_json` after a table of it; the exit code of the command."""
     if not as_json:
         for part in ("figures", "floor", "ratio", "goal"):

@@ -23,7 +23,7 @@ from typing import Any
 
 import uvloop
 from _machine import cpu_s, postgres_cpu_s
-from _result import tell
+from _result import print_result
 
 REQUESTS = 6_000
 CONNECTIONS = 32
@@ -39,7 +39,7 @@ async def serve(kind: str, folder: Path) -> None:
 
     from vaultevents.api.app import application, build
     from vaultevents.api.auth import Caller
-    from vaultevents.api.handlers import Desk
+    from vaultevents.api.handlers import ApiContext
     from vaultevents.api.limits import Rate
     from vaultevents.api.server import ServerOptions, bind, url_of
     from vaultevents.api.server import serve as answer
@@ -55,7 +55,7 @@ async def serve(kind: str, folder: Path) -> None:
     key = MasterKey(bytes.fromhex(facts["master_key"]))
     database = await open_database(facts["database"], schema=facts["schema"])
     hash_key = await apikeys.hash_key(database, key, bytes(32), bytes(12))
-    desk = Desk(database, key, hash_key, UrlRules(), TokenRules(), Rate(10**9, 10**9), 20, time.time)
+    desk = ApiContext(database, key, hash_key, UrlRules(), TokenRules(), Rate(10**9, 10**9), 20, time.time)
     ring = apikeys.KeyRing(database)
     await ring.fresh()
     caller = Caller(next(iter(await apikeys.list_keys(database, None))), bytes(32), None)
@@ -91,8 +91,8 @@ async def prepare(folder: Path) -> Any:
     from vaultevents.core.signing import new_secret
     from vaultevents.core.webhooks import Webhook
     from vaultevents.store import accounts, apikeys, webhooks
-    from vaultevents.store.embedded import EmbeddedPostgres
     from vaultevents.store.pool import open_database
+    from vaultevents.store.postgres.embedded import EmbeddedPostgres
 
     embedded = EmbeddedPostgres(folder / "postgres")
     address = await asyncio.to_thread(embedded.join)
@@ -218,7 +218,7 @@ def main(arguments: list[str]) -> int:
             result = compare(folder)
         finally:
             embedded.leave()
-    return tell(result, as_json="--json" in arguments)
+    return print_result(result, as_json="--json" in arguments)
 
 
 if __name__ == "__main__":

@@ -30,17 +30,17 @@ from _floors import Task, plain, proving
 from _machine import peak_mb
 from _mockchain import queue, vault
 from _mocknode import RANGE_LIMIT, mock_node
-from _result import tell
+from _result import print_result
 
-from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
-from vaultevents.opening.garbage_collection import collect_less
+from vaultevents.chain.execution.client import ExecutionChain, ExecutionOptions, HeadPolicy
 from vaultevents.store.cursors import open_stream
-from vaultevents.store.embedded import EmbeddedPostgres
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database, open_database
+from vaultevents.store.postgres.embedded import EmbeddedPostgres
 from vaultevents.store.registry import current_registry
 from vaultevents.watch.streams import Steps, logs_stream
 from vaultevents.watch.watcher import run
+from vaultevents.wiring.garbage_collection import collect_less
 
 BLOCKS, LOGS, VAULTS, WEBHOOKS = 100_000, 20_000, 500, 2
 LATENCIES_MS = (0, 50)
@@ -212,7 +212,7 @@ def main(arguments: list[str]) -> int:
     if options.one:
         print(json.dumps(asyncio.run(one(*json.loads(options.one)))))
         return 0
-    return tell(measure(options.rounds, options.longer), as_json=options.json)
+    return print_result(measure(options.rounds, options.longer), as_json=options.json)
 
 
 if __name__ == "__main__":

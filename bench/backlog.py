@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from _delivery import BODY, World, add_deliveries, add_webhooks, world
 from _machine import cpu_s
-from _result import tell
+from _result import print_result
 
 from vaultevents.store.deliveries import ClaimRequest, Delivery, Settlement, claim, settle
 from vaultevents.store.pool import Database, open_database
@@ -147,7 +147,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="this share of the old deliveries")
     options = parser.parse_args(arguments)
     result = measure(options.scale)
-    return tell(result, as_json=options.json)
+    return print_result(result, as_json=options.json)
 
 
 if __name__ == "__main__":

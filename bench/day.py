@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 from _mockchain import queue, vault
-from _result import tell
+from _result import print_result
 from aiohttp import web
 
 from vaultevents import config
@@ -34,10 +34,10 @@ from vaultevents.devnet.acts import Claim, Funding, log_of
 from vaultevents.devnet.blocks import FULL_BLOCK_LOGS, Log
 from vaultevents.devnet.chain import At, Chain
 from vaultevents.devnet.execution import ExecutionServer
-from vaultevents.opening.database import open_store
 from vaultevents.store import accounts
 from vaultevents.store.pool import Database
 from vaultevents.telemetry import configure_logging
+from vaultevents.wiring.database import open_store
 
 BLOCKS, EPOCH, VAULTS, EVENTS, FOREIGN = 7200, 32, 1000, 200, 2000
 DAY_S = 86_400
@@ -249,7 +249,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--blocks", type=int, default=BLOCKS, help="how much of a day: 7200 is a whole one")
     options = parser.parse_args(arguments)
     configure_logging("warning")
-    return tell(measure(options.blocks), as_json=options.json)
+    return print_result(measure(options.blocks), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from _delivery import World, add_webhooks, client, deliver, floor, world
-from _result import tell
+from _result import print_result
 
 ROUNDS = 3
 WEBHOOKS = 100
@@ -54,4 +54,4 @@ async def _prepare(made: World) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(tell(measure("dispatch", "http", 60_000, 0.25), as_json="--json" in sys.argv))
+    sys.exit(print_result(measure("dispatch", "http", 60_000, 0.25), as_json="--json" in sys.argv))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from _result import tell
+from _result import print_result
 from dispatch import measure
 
 if __name__ == "__main__":
-    sys.exit(tell(measure("dispatch-tls", "https", 60_000, 0.5), as_json="--json" in sys.argv))
+    sys.exit(print_result(measure("dispatch-tls", "https", 60_000, 0.5), as_json="--json" in sys.argv))

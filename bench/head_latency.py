@@ -25,7 +25,7 @@ from typing import Any
 import aiohttp
 import uvloop
 from _receiver import Receiver
-from _result import percentiles, tell
+from _result import percentiles, print_result
 
 from vaultevents import config
 from vaultevents.core.sealing import NONCE_BYTES, Secret
@@ -36,10 +36,10 @@ from vaultevents.devnet.acts import Funding, log_of
 from vaultevents.devnet.certificates import issue
 from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
-from vaultevents.opening.database import Store, open_store
 from vaultevents.store import accounts, webhooks
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Database
 from vaultevents.telemetry import configure_logging
+from vaultevents.wiring.database import Store, open_store
 
 BLOCKS, WARM_UP = 120, 10
 VAULT = bytes(range(20))
@@ -55,7 +55,7 @@ class Arrivals(Receiver):
 
     def answer(self, request: bytes) -> None:
         super().answer(request)
-        Arrivals.heard.tell()
+        Arrivals.heard.print_result()
 
 
 class Hearing:
@@ -64,7 +64,7 @@ class Hearing:
     def __init__(self) -> None:
         self._next: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
-    def tell(self) -> None:
+    def print_result(self) -> None:
         if not self._next.done():
             self._next.set_result(time.monotonic())
 
@@ -216,7 +216,7 @@ async def compare(folder: Path) -> dict[str, Any]:
     values = {"network": "devnet", "chain_id": 1337, "data_dir": str(folder)}
     async with node() as mined, open_store(config.given(values, "head-latency")) as store:
         await prepare(store, receiver.sockets[0].getsockname()[1])
-        listening = asyncio.create_task(store.database.listen(DELIVERIES_CHANNEL, committed.tell))
+        listening = asyncio.create_task(store.database.listen(DELIVERIES_CHANNEL, committed.print_result))
         least = await floor(mined, store.database, committed)
         runs: dict[str, list[list[float]]] = {}
         ways = {
@@ -259,7 +259,7 @@ def main(arguments: list[str]) -> int:
     configure_logging("warning")
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         result = uvloop.run(compare(Path(folder)))
-    return tell(result, as_json="--json" in arguments)
+    return print_result(result, as_json="--json" in arguments)
 
 
 if __name__ == "__main__":

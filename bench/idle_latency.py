@@ -19,7 +19,7 @@ from typing import Any
 import uvloop
 from _delivery import BODY, World, add_webhooks, dispatching, world
 from _receiver import Receiver
-from _result import percentiles, tell
+from _result import percentiles, print_result
 
 from vaultevents.devnet.certificates import issue
 from vaultevents.store.pool import Connection, Database
@@ -114,7 +114,7 @@ def compare() -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     result = compare()
-    return tell(result, as_json="--json" in arguments)
+    return print_result(result, as_json="--json" in arguments)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from _delivery import World, add_deliveries, add_webhooks, dispatching, receiving, world
-from _result import percentiles, tell
+from _result import percentiles, print_result
 
 from vaultevents.store.pool import Database
 
@@ -118,7 +118,7 @@ def compare() -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     result = compare()
-    return tell(result, as_json="--json" in arguments)
+    return print_result(result, as_json="--json" in arguments)
 
 
 if __name__ == "__main__":

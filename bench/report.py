@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from _machine import peak_mb
-from _result import tell
+from _result import print_result
 
 VAULTS = 5_000
 REGISTERED_EVERY = 5
@@ -83,9 +83,9 @@ async def read(folder: Path) -> float:
     from vaultevents.core.units import Address, BlockNumber, Hash32
     from vaultevents.store import accounts
     from vaultevents.store.cursors import open_stream
-    from vaultevents.store.embedded import EmbeddedPostgres
     from vaultevents.store.outbox import Outbox
     from vaultevents.store.pool import open_database
+    from vaultevents.store.postgres.embedded import EmbeddedPostgres
     from vaultevents.store.reports import due_reports
     from vaultevents.watch.reports import Resolver
 
@@ -183,7 +183,7 @@ def main(arguments: list[str]) -> int:
         # apart from this process, whose peak of memory Linux would count as that of every process it starts
         subprocess.run([sys.executable, __file__, "write", folder], check=True)
         result = compare(folder)
-    return tell(result, as_json="--json" in arguments)
+    return print_result(result, as_json="--json" in arguments)
 
 
 if __name__ == "__main__":

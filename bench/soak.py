@@ -22,7 +22,7 @@ import uvloop
 from _delivery import BODY, World, add_webhooks, dispatching, receiving, world
 from _flapping import PATHS
 from _machine import open_files, resident_mb
-from _result import tell
+from _result import print_result
 
 from vaultevents.store.pool import Database
 
@@ -154,7 +154,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print the result alone")
     parser.add_argument("--minutes", type=float, default=MINUTES)
     given = parser.parse_args(arguments)
-    return tell(measure(given.minutes, silent=given.json), as_json=given.json)
+    return print_result(measure(given.minutes, silent=given.json), as_json=given.json)
 
 
 if __name__ == "__main__":

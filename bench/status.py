@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from _delivery import add_webhooks
-from _result import tell
+from _result import print_result
 
 from vaultevents.store import gauges, status
-from vaultevents.store.embedded import EmbeddedPostgres
 from vaultevents.store.pool import Connection, Database, open_database
+from vaultevents.store.postgres.embedded import EmbeddedPostgres
 
 DELIVERIES, WEBHOOKS = 6_000_000, 100
 AT_ONCE = 10  # webhooks of one statement
@@ -148,7 +148,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--scale", type=float, default=1.0, help="this share of the deliveries")
     options = parser.parse_args(arguments)
-    return tell(measure(options.scale), as_json=options.json)
+    return print_result(measure(options.scale), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import aiohttp
 import uvloop
 from _delivery import BODY, receiving
 from _receiver import Receiver
-from _result import tell
+from _result import print_result
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
@@ -38,10 +38,10 @@ from vaultevents.core.signing import SECRET_BYTES, new_secret
 from vaultevents.core.tokens import sign_request
 from vaultevents.core.webhooks import Webhook
 from vaultevents.devnet.certificates import issue
-from vaultevents.opening.database import Store, open_store
 from vaultevents.store import accounts, apikeys, resends, webhooks
 from vaultevents.store.pool import Database
 from vaultevents.telemetry import configure_logging
+from vaultevents.wiring.database import Store, open_store
 
 HOSTILE: Final = ("slow", "dead", "dead_names", "resending", "deep_queue", "pipelining", "idle", "errors", "guessing")
 MEASURED_S = 12.0
@@ -348,7 +348,7 @@ def main(arguments: list[str]) -> int:
     kinds = tuple(kind for kind in HOSTILE if kind in arguments) or HOSTILE
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         result = uvloop.run(compare(Path(folder), kinds, silent=silent))
-    return tell(result, as_json=silent)
+    return print_result(result, as_json=silent)
 
 
 if __name__ == "__main__":

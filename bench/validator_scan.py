@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from _machine import peak_mb
-from _result import tell
+from _result import print_result
 
 VALIDATORS = 1_100_000
 OURS_EVERY = 11_000
@@ -116,7 +116,7 @@ class Steps:
 
 
 async def scan(url: str, ssz: bool, steps: Steps) -> dict[str, float]:
-    from vaultevents.chain.beacon import BeaconChain, BeaconOptions
+    from vaultevents.chain.beacon.client import BeaconChain, BeaconOptions
     from vaultevents.core.units import Address
 
     async with BeaconChain([url], BeaconOptions(ssz=ssz)) as chain:
@@ -133,7 +133,7 @@ async def scan(url: str, ssz: bool, steps: Steps) -> dict[str, float]:
 
 
 async def read(url: str, ssz: bool) -> dict[str, float]:
-    from vaultevents.chain.http import Deadlines, new_session
+    from vaultevents.chain.upstream.http import Deadlines, new_session
 
     kind = "v2/debug/beacon/states/finalized" if ssz else "v1/beacon/states/finalized/validators"
     async with new_session(Deadlines()) as session:
@@ -198,7 +198,7 @@ def main(arguments: list[str]) -> int:
         finally:
             server.kill()
     result["figures"]["json_body_mb"] = round(int(size) / 1e6, 1)
-    return tell(result, as_json="--json" in arguments)
+    return print_result(result, as_json="--json" in arguments)
 
 
 if __name__ == "__main__":

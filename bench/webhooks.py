@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import uvloop
 from _delivery import BODY, KEY, World, add_deliveries, add_webhooks, dispatching, floor, receiving, until_done, world
 from _receiver import Receiver
-from _result import percentiles, tell
+from _result import percentiles, print_result
 
 from vaultevents.core.sealing import Secret, seal
 from vaultevents.core.signing import new_secret
@@ -196,7 +196,7 @@ def compare() -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    return tell(compare(), as_json="--json" in arguments)
+    return print_result(compare(), as_json="--json" in arguments)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from vaultevents.chain.beacon import BeaconChain, BeaconOptions
+from vaultevents.chain.beacon.client import BeaconChain, BeaconOptions
 from vaultevents.core.units import Hash32
 from vaultevents.core.validators import FAR_FUTURE_EPOCH, ValidatorRecord
 from vaultevents.devnet.loopback import LoopbackServer

@@ -21,18 +21,18 @@ from uuid import uuid4
 
 import asyncpg
 
-from patience import PATIENCE_S
+from simulation_fixtures import register
+from timeouts import WAIT_TIMEOUT_S
 from vaultevents import config
 from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
 from vaultevents.core.webhooks import Webhook
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.receivers import Hook, Receivers
-from vaultevents.devnet.world import World
-from vaultevents.opening.database import open_store
+from vaultevents.devnet.simulation import Simulation
 from vaultevents.store import webhooks
-from vaultevents.store.embedded import ServerAddress
-from worlds import register
+from vaultevents.store.postgres.embedded import ServerAddress
+from vaultevents.wiring.database import open_store
 
 PROGRAM = ("-m", "vaultevents")
 
@@ -110,7 +110,7 @@ class Running:
 
     async def said(self, text: str, times: int = 1) -> None:
         """Until stderr has the text so often; fails when the command ends before."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while self.stderr_so_far.count(text) < times:
                 assert not self._readers.done(), f"ended without '{text}': {self.stderr_so_far}"
                 self._arrival.clear()
@@ -120,7 +120,7 @@ class Running:
         if number is not None and self.process.returncode is None:
             self.tell(number)
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
                 await self._readers
                 code = await self.process.wait()
         finally:
@@ -171,7 +171,9 @@ class CommandLine:
 class Place:
     """One operator's corner: `vaultevents.toml` in a home of its own, a node, receivers, a schema of its own."""
 
-    def __init__(self, home: Path, data_dir: Path, world: World, node: ExecutionServer, receivers: Receivers) -> None:
+    def __init__(
+        self, home: Path, data_dir: Path, world: Simulation, node: ExecutionServer, receivers: Receivers
+    ) -> None:
         self.home = home
         self.data_dir = data_dir
         self.world = world
@@ -266,7 +268,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def place(home: Path, data_dir: Path, world: World) -> AsyncIterator[Place]:
+async def place(home: Path, data_dir: Path, world: Simulation) -> AsyncIterator[Place]:
     """A configured place over a running node and running receivers."""
     receivers, node = Receivers(home), ExecutionServer(world.chain)
     await receivers.start()
@@ -296,6 +298,6 @@ def delivered(hook: Hook) -> Counter[str]:
     return Counter(one.webhook_id for one in hook.accepted if one.verified)
 
 
-def wanted(world: World, account_id: str) -> set[str]:
+def wanted(world: Simulation, account_id: str) -> set[str]:
     """The ids of the account's events in final blocks."""
     return {event_id for owner, event_id in world.expected() if owner == account_id}

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from hypothesis import settings
 
-from store_stories import own_database
-from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
+from store_factories import own_database
 from vaultevents.store.pool import Database
+from vaultevents.store.postgres.embedded import EmbeddedPostgres, ServerAddress
 
 settings.register_profile("shared machine", deadline=None)  # a neighbour's work is no failure of ours
 settings.load_profile("shared machine")

@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from vaultevents.store.embedded import ServerAddress
+from vaultevents.store.postgres.embedded import ServerAddress
 
 Network = Literal["up", "silent", "refusing"]
 

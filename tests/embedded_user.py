@@ -16,14 +16,14 @@ from typing import IO, Any
 import asyncpg
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-from vaultevents.store import cluster
+from vaultevents.store.postgres import layout
 
 # Joins, tells the DSN, and holds its claim until its standard input closes.
 PROGRAM = """
 import sys
 from pathlib import Path
 from vaultevents.core.errors import DatabaseUnusable
-from vaultevents.store.embedded import EmbeddedPostgres
+from vaultevents.store.postgres.embedded import EmbeddedPostgres
 try:
     with EmbeddedPostgres(Path(sys.argv[1]), major=sys.argv[2], durable=sys.argv[3] == "durable") as address:
         print(address.dsn, flush=True)
@@ -97,7 +97,7 @@ def mode(path: Path) -> int:
 
 
 def postmaster(directory: Path) -> psutil.Process:
-    found = cluster.read_postmaster(directory)
+    found = layout.read_postmaster(directory)
     assert found is not None, "no server runs"
     return psutil.Process(found.pid)
 
@@ -121,9 +121,9 @@ def supervisors_of(directory: Path) -> list[psutil.Process]:
 
 def is_gone(directory: Path) -> bool:
     """No supervisor, and no process of a server: each would hold its lock."""
-    paths = (cluster.supervisor_lock(directory), cluster.server_lock(directory))
+    paths = (layout.supervisor_lock(directory), layout.server_lock(directory))
     for path in paths:
-        lock = cluster.try_lock(path, fcntl.LOCK_EX)
+        lock = layout.try_lock(path, fcntl.LOCK_EX)
         if lock is None:
             return False
         os.close(lock)

@@ -19,7 +19,7 @@ from vaultevents.devnet.blocks import Block, Log, PlacedLog, Transaction, filler
 from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.header import bloom_of
-from vaultevents.devnet.world import World
+from vaultevents.devnet.simulation import Simulation
 
 TOPICS = (ETHER_FUNDED_TOPIC, WITHDRAWAL_CLAIMED_TOPIC)
 STALE_BLOCKS = 20
@@ -51,7 +51,7 @@ class Lie(StrEnum):
 class LyingServer(ExecutionServer):
     """A node of a world's chain that tells one `lie`, about blocks from `since` on, until `be_honest`."""
 
-    def __init__(self, world: World, lie: Lie, *, since: int = 1, pruned_before: int = EARLY_FORK) -> None:
+    def __init__(self, world: Simulation, lie: Lie, *, since: int = 1, pruned_before: int = EARLY_FORK) -> None:
         super().__init__(world.chain)
         self._world = world
         match lie:
@@ -73,13 +73,13 @@ class LyingServer(ExecutionServer):
         self._rendered.clear()
 
 
-def watched_addresses(world: World) -> frozenset[bytes]:
+def watched_addresses(world: Simulation) -> frozenset[bytes]:
     """The vaults and queues that are registered."""
     named = ((registration.address, registration.queue) for registration in world.registrations)
     return frozenset(address for pair in named for address in pair if address is not None)
 
 
-def branch_of(world: World, last_common: int) -> Chain:
+def branch_of(world: Simulation, last_common: int) -> Chain:
     """A branch that grows with the chain; each of its blocks pays to a watched vault."""
     vault = world.registrations[0].address
     branch = world.chain.fork(last_common, seed=world.chain.seed + 1)

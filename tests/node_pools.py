@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiohttp import web
 
-from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
-from vaultevents.core.nodes import CircuitState, LogLimit, NodeMemory
+from vaultevents.chain.execution.client import ExecutionChain, ExecutionOptions, HeadPolicy
+from vaultevents.core.nodes import CircuitState, LogLimit, NodeState
 from vaultevents.devnet.execution import ExecutionServer
 
 QUICK = ExecutionOptions(retry_wait_s=0.01, set_aside_s=0.1)
@@ -59,7 +59,7 @@ class Clock:
     def __init__(self, chain: ExecutionChain) -> None:
         self.now_s = 0.0
         for node in chain._open.nodes:
-            node.line.clock = self
+            node.client.clock = self
 
     def __call__(self) -> float:
         return self.now_s
@@ -67,5 +67,5 @@ class Clock:
 
 def known(
     name: str, state: CircuitState = "closed", logs: LogLimit | None = None, requests_per_s: float | None = None
-) -> NodeMemory:
-    return NodeMemory(name, state, None if state == "closed" else "cannot be reached", 5.0, requests_per_s, logs)
+) -> NodeState:
+    return NodeState(name, state, None if state == "closed" else "cannot be reached", 5.0, requests_per_s, logs)

@@ -1,18 +1,18 @@
-"""Reorganisations of a devnet world: its transactions move to other blocks, vanish, and may come back later."""
+"""Reorgs of a devnet world: its transactions move to other blocks, vanish, and may come back later."""
 
 from __future__ import annotations
 
 from random import Random
 
 from vaultevents.devnet.blocks import Transaction
+from vaultevents.devnet.simulation import Simulation
 from vaultevents.devnet.truth import Events
-from vaultevents.devnet.world import World
 
 
 class Reorganiser:
     """Rewrites the end of a world's chain. Nothing that creates a contract may be that near to the head."""
 
-    def __init__(self, world: World, rng: Random, *, vanishing: float = 0.2) -> None:
+    def __init__(self, world: Simulation, rng: Random, *, vanishing: float = 0.2) -> None:
         self._world, self._rng, self._vanishing = world, rng, vanishing
         self._gone: list[Transaction] = []
 

@@ -9,8 +9,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from store_stories import own_database
-from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress, find_install
+from store_factories import own_database
+from vaultevents.store.postgres.embedded import EmbeddedPostgres, ServerAddress, find_install
 
 PICTURE = Path(__file__).parents[1] / "src" / "vaultevents" / "store" / "schema.sql"
 

@@ -16,27 +16,37 @@ import structlog
 
 from vaultevents.api import scraping
 from vaultevents.api.app import build
-from vaultevents.api.handlers import Desk
+from vaultevents.api.handlers import ApiContext
 from vaultevents.api.limits import AccountShares, Rate, Shares
 from vaultevents.api.server import ServerOptions, bind, url_of
 from vaultevents.api.server import serve as answer
-from vaultevents.chain.execution import ExecutionChain
+from vaultevents.chain.execution.client import ExecutionChain
 from vaultevents.config import Settings
 from vaultevents.core.errors import ConfigError, DatabaseUnavailable, SourceUnavailable, VaulteventsError
 from vaultevents.core.sealing import Secret
-from vaultevents.core.streaks import Parking
 from vaultevents.core.tokens import TokenRules
+from vaultevents.core.webhook_health import Parking
 from vaultevents.dispatch.attempts import Dispatcher
 from vaultevents.dispatch.lanes import DeliveryLane, DispatchOptions, ResendLane, ResendOptions
 from vaultevents.dispatch.notifier import NoticeLane, OperatorWebhook
 from vaultevents.dispatch.sender import Sender
 from vaultevents.dispatch.signer import Signer
 from vaultevents.egress import Guard
-from vaultevents.opening.database import Store, open_hash_key, open_store, service_clock, while_lost
-from vaultevents.opening.delivery import check_authority, operator_webhook, proxy, url_rules
-from vaultevents.opening.garbage_collection import collect_less
-from vaultevents.opening.memory import keep_nodes
-from vaultevents.opening.sources import (
+from vaultevents.store import authorized_transaction, feed, retention
+from vaultevents.store.apikeys import KeyRing
+from vaultevents.store.clock import ServiceClock
+from vaultevents.store.flag_changes import follow_flags
+from vaultevents.store.frozen_sessions import end_stalled
+from vaultevents.store.outbox import Outbox
+from vaultevents.store.pool import Database
+from vaultevents.watch.streams import follow
+from vaultevents.watch.wakeup import Wakeup
+from vaultevents.watch.watcher import Advanced
+from vaultevents.wiring.database import Store, open_hash_key, open_store, service_clock, while_lost
+from vaultevents.wiring.delivery import check_authority, operator_webhook, proxy, url_rules
+from vaultevents.wiring.garbage_collection import collect_less
+from vaultevents.wiring.node_state import keep_node_state
+from vaultevents.wiring.sources import (
     AUDIT_OFF,
     head_policy,
     locator_problem,
@@ -44,16 +54,6 @@ from vaultevents.opening.sources import (
     socket_heads,
     switched_off,
 )
-from vaultevents.store import feed, mutations, retention
-from vaultevents.store.apikeys import KeyRing
-from vaultevents.store.clock import ServiceClock
-from vaultevents.store.flag_changes import follow_flags
-from vaultevents.store.outbox import Outbox
-from vaultevents.store.pool import Database
-from vaultevents.store.stalled import end_stalled
-from vaultevents.watch.hint import Hint
-from vaultevents.watch.streams import follow
-from vaultevents.watch.watcher import Advanced
 
 log = structlog.get_logger("daemon")
 
@@ -111,7 +111,9 @@ async def serve(
         observing = group.create_task(_observe(settings, store, clock, scraped, drained)) if scraped else None
         watching = group.create_task(_watch(settings, store, clock, on_advance)) if "watch" in only else None
         dispatching = group.create_task(_dispatch(settings, store, clock, files, stop)) if "dispatch" in only else None
-        telling = group.create_task(_tell(settings, store, clock, operator, stop)) if "dispatch" in only else None
+        notifying = (
+            group.create_task(_send_notices(settings, store, clock, operator, stop)) if "dispatch" in only else None
+        )
         answering = group.create_task(_answer(settings, store, clock, listener, files, stop)) if listener else None
         if watching is not None and settings.retention.keep_days:  # one process watches, many may dispatch
             keepers.append(group.create_task(_prune(store.database, timedelta(days=settings.retention.keep_days))))
@@ -126,7 +128,7 @@ async def serve(
         log.info("stopping")
         if watching is not None:
             watching.cancel()
-        for draining in (dispatching, telling, answering):
+        for draining in (dispatching, notifying, answering):
             if draining is not None:
                 await draining
         drained.set()
@@ -142,9 +144,9 @@ async def _watch(settings: Settings, store: Store, clock: ServiceClock, on_advan
         opened = await while_lost(lambda: stack.enter_async_context(open_sources(settings, store.database, clock)))
         if opened.resolver is not None:
             await _ask_locator(settings, opened.chain)
-        outbox, hint = Outbox(store.database), Hint()
+        outbox, hint = Outbox(store.database), Wakeup()
         async with asyncio.TaskGroup() as group:
-            group.create_task(keep_nodes(store.database, opened.pools))
+            group.create_task(keep_node_state(store.database, opened.pools))
             for stream in opened.streams:
                 per_s = settings.execution.audit_blocks_per_s
                 group.create_task(follow(stream, outbox, on_advance, hint, audit_per_s=per_s))
@@ -197,7 +199,7 @@ async def _dispatch(
         await Dispatcher(deliveries, sender, clock).run(stop)
 
 
-async def _tell(
+async def _send_notices(
     settings: Settings,
     store: Store,
     clock: ServiceClock,
@@ -296,7 +298,7 @@ async def _answer(
 ) -> None:
     """Serve the HTTP API."""
     api = settings.api
-    desk = Desk(
+    desk = ApiContext(
         database=store.database,
         key=store.key,
         hash_key=await while_lost(lambda: open_hash_key(store)),
@@ -340,7 +342,7 @@ async def _forget(database: Database) -> None:
     """Removes what the API need not remember any longer."""
     while True:
         with contextlib.suppress(DatabaseUnavailable):
-            await mutations.forget(database)
+            await authorized_transaction.forget(database)
         await asyncio.sleep(FORGET_S)
 
 

@@ -86,7 +86,7 @@ HEDGES: Final = Counted(
 )
 REWINDS: Final = Counted(
     "vaultevents_rewinds",
-    "Reorganisations that took a stream back; only where this process watches.",
+    "Reorgs that took a stream back; only where this process watches.",
     "stream",
     ("logs",),
 )

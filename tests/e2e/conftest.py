@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
+from vaultevents.store.postgres.embedded import EmbeddedPostgres, ServerAddress
 
 
 @pytest.fixture(scope="module")

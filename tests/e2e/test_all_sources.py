@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from command_line import CommandLine, Ended, asking
-from patience import PATIENCE_S
+from timeouts import WAIT_TIMEOUT_S
 from vaultevents.core.events import EVENT_TYPES
 from vaultevents.devnet.beaconapi import BeaconServer
 from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.faults import Fault
 from vaultevents.devnet.gateway import Gateway, Trouble
-from vaultevents.devnet.world import World
-from vaultevents.store.embedded import EmbeddedPostgres
+from vaultevents.devnet.simulation import Simulation
+from vaultevents.store.postgres.embedded import EmbeddedPostgres
 
 pytestmark = pytest.mark.e2e
 
@@ -31,7 +31,7 @@ BLOCKS = 160
 class Everything:
     """A world with validators and reports, its servers, and a command line configured for all of them."""
 
-    world: World
+    world: Simulation
     beacon: BeaconServer
     gateway: Gateway
     shell: CommandLine
@@ -42,7 +42,7 @@ class Everything:
 
     async def status_once(self, wanted: Callable[[str], bool]) -> str:
         """What `status` tells as soon as it is what is wanted."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while not wanted(told := (await self.run("status")).ok().stdout):
                 await asyncio.sleep(0.2)
         return told
@@ -54,7 +54,7 @@ class Everything:
 @asynccontextmanager
 async def everything(home: Path) -> AsyncIterator[Everything]:
     chain = Chain(4, genesis_time_s=int(time.time()) - BLOCKS - 40, seconds_per_slot=1)
-    world = World(4, chain=chain, validators=40, report_every=25)
+    world = Simulation(4, chain=chain, validators=40, report_every=25)
     world.history(BLOCKS)
     node, beacon, gateway = ExecutionServer(chain), BeaconServer(world.beacon), Gateway(world.report_files)
     config = home / "vaultevents.toml"
@@ -92,7 +92,7 @@ async def test_six_event_types_and_their_replays(tmp_path: Path) -> None:
                 async def stored() -> set[tuple[str, str]]:
                     return {tuple(row) for row in await database.fetch("select account_id, id from events")}
 
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(WAIT_TIMEOUT_S):
                     while await stored() != here.due():
                         assert (await stored()) <= here.due()
                         await asyncio.sleep(0.2)

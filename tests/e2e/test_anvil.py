@@ -16,7 +16,7 @@ from eth_utils.address import to_checksum_address
 import evm
 import newer_form
 from command_line import CommandLine, Running, delivered
-from patience import until
+from timeouts import until
 from vaultevents.devnet.receivers import Hook, Receivers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anvil]

@@ -29,8 +29,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from command_line import PROGRAM, Ended, Place, asking, place
 from vaultevents.api.problems import CODES
 from vaultevents.core.rsakeys import fingerprint, parse_public_key
-from vaultevents.devnet.world import World
-from vaultevents.store.embedded import ServerAddress
+from vaultevents.devnet.simulation import Simulation
+from vaultevents.store.postgres.embedded import ServerAddress
 
 pytestmark = pytest.mark.e2e
 
@@ -42,7 +42,7 @@ STEP_S = 30
 @pytest.fixture
 async def here(tmp_path: Path, data_dir: Path, server: ServerAddress) -> AsyncIterator[Place]:
     """An operator and a customer at one desk: `acme` is registered, its key pair lies in the working directory."""
-    async with place(tmp_path, data_dir, World(5)) as found:
+    async with place(tmp_path, data_dir, Simulation(5)) as found:
         (await found.run("account", "add", "acme")).ok()
         write_pair(tmp_path)
         yield found

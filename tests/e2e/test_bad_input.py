@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 from command_line import CommandLine, Door, Place, asking, delivered, place, wanted
-from patience import until
+from timeouts import until
 from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
-from vaultevents.devnet.world import World
-from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
+from vaultevents.devnet.simulation import Simulation
+from vaultevents.store.postgres.embedded import EmbeddedPostgres, ServerAddress
 
 pytestmark = pytest.mark.e2e
 
@@ -28,7 +28,7 @@ VAULT = "0x5FbDB2315678afecb367f032d93F642f64180aa3"
 
 @pytest.fixture
 async def here(tmp_path: Path, data_dir: Path, server: ServerAddress) -> AsyncIterator[Place]:
-    world = World(4)
+    world = Simulation(4)
     world.history(20, 30)
     async with place(tmp_path, data_dir, world) as found:
         yield found
@@ -350,7 +350,7 @@ def fill(disk: Path) -> Path:
 
 async def test_no_disk_at_the_first_start(tmp_path: Path, small_disk: Path) -> None:
     filling = fill(small_disk)
-    async with place(tmp_path, small_disk / "data", World(4)) as here:
+    async with place(tmp_path, small_disk / "data", Simulation(4)) as here:
         for _ in range(2):
             assert "no disk space left for the database" in (await here.run("status")).error
         shell = CommandLine.of(small_disk)
@@ -361,7 +361,7 @@ async def test_no_disk_at_the_first_start(tmp_path: Path, small_disk: Path) -> N
 
 async def test_no_disk_while_running(tmp_path: Path, small_disk: Path) -> None:
     """It says so and waits; the cursor does not move; with room again it goes on, and nothing is lost."""
-    world = World(4, events_per_block=40)
+    world = Simulation(4, events_per_block=40)
     world.history(5, 30)
     async with place(tmp_path, small_disk / "data", world) as here:
         hooks = await here.subscribed()

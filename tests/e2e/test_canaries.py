@@ -18,18 +18,18 @@ import aiohttp
 import pyotp
 import pytest
 
-from api_worlds import key_pair, public_pem
+from api_fixtures import key_pair, public_pem
 from command_line import Place, asking, place
-from patience import PATIENCE_S
+from timeouts import WAIT_TIMEOUT_S
 from vaultevents import config
 from vaultevents.core.rsakeys import fingerprint, parse_public_key
 from vaultevents.core.sealing import NONCE_BYTES, keyed_hash
-from vaultevents.core.stepup import SEED_BYTES, STEP_S, new_seed
 from vaultevents.core.tokens import sign_request
-from vaultevents.devnet.world import World
-from vaultevents.opening.database import open_hash_key, open_store
+from vaultevents.core.totp import SEED_BYTES, STEP_S, new_seed
+from vaultevents.devnet.simulation import Simulation
 from vaultevents.store import accounts, apikeys, mfa
-from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
+from vaultevents.store.postgres.embedded import EmbeddedPostgres, ServerAddress
+from vaultevents.wiring.database import open_hash_key, open_store
 
 pytestmark = pytest.mark.e2e
 
@@ -81,7 +81,7 @@ async def dump(server: ServerAddress, schema: str) -> str:
 @asynccontextmanager
 async def site(tmp_path: Path) -> AsyncIterator[tuple[Place, ServerAddress, list[Customer], Story]]:
     """A configured place with its customers; what is secret of both is noted."""
-    story, world = Story(), World(8)
+    story, world = Story(), Simulation(8)
     world.history(20, 30)
     with EmbeddedPostgres(tmp_path / "data" / "postgres") as server:
         async with place(tmp_path, tmp_path / "data", world) as here:
@@ -173,7 +173,7 @@ async def test_no_secret_is_found_anywhere(tmp_path: Path) -> None:
                 await asyncio.gather(*map(all_that_one_can_do, customers[begin : begin + 10]))
         assert statuses >= {200, 201, 401, 404, 422}
         assert len(story.canaries) >= 1000
-        async with asyncio.timeout(PATIENCE_S):  # the watchers have read with the key in their URL
+        async with asyncio.timeout(WAIT_TIMEOUT_S):  # the watchers have read with the key in their URL
             while not (await here.status())["cursors"]:
                 await asyncio.sleep(0.2)
         told = (await here.run("status", "--json")).stdout

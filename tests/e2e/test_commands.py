@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from command_line import CommandLine, Ended, Place, asking, place
-from patience import PATIENCE_S, until
+from timeouts import WAIT_TIMEOUT_S, until
 from vaultevents.devnet.faults import Fault
 from vaultevents.devnet.receivers import Hang, always
-from vaultevents.devnet.world import World
-from vaultevents.store.embedded import ServerAddress
+from vaultevents.devnet.simulation import Simulation
+from vaultevents.store.postgres.embedded import ServerAddress
 
 pytestmark = pytest.mark.e2e
 
@@ -28,7 +28,7 @@ QUEUE = "0xe7f1725E7734CE288F8367e1Bb143E90bb3F0512"
 
 @pytest.fixture
 async def here(tmp_path: Path, data_dir: Path, server: ServerAddress) -> AsyncIterator[Place]:
-    world = World(3)
+    world = Simulation(3)
     world.history(20, 30)
     async with place(tmp_path, data_dir, world) as found:
         yield found
@@ -240,7 +240,7 @@ async def test_roles_can_be_split(here: Place, server: ServerAddress) -> None:
     hook = (await here.subscribed())["acme"]
     watcher = await here.shell.start("run", "--only", "watch")
     async with asking(server, here.schema) as connection:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while not await connection.fetchval("select count(*) from events"):
                 await asyncio.sleep(0.05)
     (await watcher.end()).ok()
@@ -293,7 +293,7 @@ async def test_sigterm_ends_any_command_with_its_own_code(here: Place) -> None:
 
 async def ended_while_it_waits(here: Place, number: signal.Signals) -> Ended:
     """Signal a `status` that waits for the node; start another if its 5 s for the node were over before the signal."""
-    async with asyncio.timeout(2 * PATIENCE_S):
+    async with asyncio.timeout(2 * WAIT_TIMEOUT_S):
         while True:
             before = here.node.exchanges
             running = await here.shell.start("status")

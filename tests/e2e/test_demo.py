@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from command_line import CommandLine
-from patience import PATIENCE_S
+from timeouts import WAIT_TIMEOUT_S
 
 pytestmark = pytest.mark.e2e
 
@@ -62,7 +62,7 @@ async def test_a_demo_that_loses_something_says_so(shell: CommandLine) -> None:
 
 async def test_lines_in_a_pipe_until_sigterm(shell: CommandLine) -> None:
     running = await shell.start("demo")
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while running.stdout_so_far.count("deliveries verified") < 2:
             await asyncio.sleep(0.05)
     ended = (await running.end(signal.SIGTERM)).ok()
@@ -81,7 +81,7 @@ async def test_a_reader_that_leaves_ends_it(shell: CommandLine) -> None:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    stdout, stderr = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    stdout, stderr = await asyncio.wait_for(process.communicate(), WAIT_TIMEOUT_S)
     assert (process.returncode, stdout.count(b"\n")) == (1, 1)
     assert [line for line in stderr.splitlines() if not line.startswith(b"{")] == []
     assert leftovers(shell) == []
@@ -103,7 +103,7 @@ async def test_a_table_on_a_terminal_until_ctrl_c(shell: CommandLine) -> None:
     os.close(theirs)
     screen = bytearray()
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while screen.count(b"withdrawal_claimed") < 4:
                 screen += await read(ours)
             process.send_signal(signal.SIGINT)

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from command_line import Place, Running, delivered, place, wanted
-from patience import until
-from vaultevents.devnet.world import World
-from vaultevents.store.embedded import EmbeddedPostgres
+from timeouts import until
+from vaultevents.devnet.simulation import Simulation
+from vaultevents.store.postgres.embedded import EmbeddedPostgres
 
 pytestmark = pytest.mark.e2e
 
@@ -27,7 +27,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 async def here(tmp_path: Path, data_dir: Path) -> AsyncIterator[Place]:
-    world = World(3)
+    world = Simulation(3)
     world.history(20, 30)
     async with place(tmp_path, data_dir, world) as found:
         yield found

@@ -13,11 +13,11 @@ import pytest
 
 from command_line import CommandLine, Place, Running, delivered, place, wanted
 from newer_form import odd_claim
-from patience import until, until_true
+from timeouts import until, until_true
 from vaultevents.core.units import Address, checksum, hex_text
 from vaultevents.devnet.acts import Claim
 from vaultevents.devnet.receivers import Hook
-from vaultevents.devnet.world import World
+from vaultevents.devnet.simulation import Simulation
 
 pytestmark = pytest.mark.e2e
 
@@ -27,7 +27,7 @@ PERSON, OTHER = b"\x51" * 20, b"\x52" * 20
 
 @pytest.fixture
 async def here(tmp_path: Path, data_dir: Path, server: object) -> AsyncIterator[Place]:
-    world = World(3)
+    world = Simulation(3)
     world.history(20, 30)
     async with place(tmp_path, data_dir, world) as found:
         found.configure(execution="audit_blocks_per_s = 0")

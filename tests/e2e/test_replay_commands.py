@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from command_line import Place, asking, delivered, place, wanted
-from patience import until
-from vaultevents.chain.urls import node_name
+from timeouts import until
+from vaultevents.chain.upstream.redaction import node_name
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.receivers import Hook
-from vaultevents.devnet.world import World
-from vaultevents.store.embedded import ServerAddress
+from vaultevents.devnet.simulation import Simulation
+from vaultevents.store.postgres.embedded import ServerAddress
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
 async def here(tmp_path: Path, data_dir: Path, server: ServerAddress) -> AsyncIterator[Place]:
-    world = World(3)
+    world = Simulation(3)
     world.history(20, 30)
     async with place(tmp_path, data_dir, world) as found:
         yield found
@@ -113,7 +113,7 @@ async def prove(here: Place, whole: tuple[str, ...], events: int) -> None:
     assert other.json == own
     assert "secret" not in other.stdout + other.stderr
     assert second.calls["eth_getBlockReceipts"] == own["blocks_read"] > 0
-    stranger = ExecutionServer(World(99).chain)
+    stranger = ExecutionServer(Simulation(99).chain)
     try:
         told = await here.run("audit", "chain", *whole, "--second-node", await stranger.start())
     finally:

@@ -13,8 +13,9 @@ from uuid import uuid4
 import pytest
 
 from command_line import Ended, Place, asking, place
-from patience import until_true
-from report_worlds import final_reports, five_values, spoil, without
+from report_fixtures import final_reports, five_values, spoil, without
+from simulation_fixtures import Rows, register
+from timeouts import until_true
 from vaultevents import config
 from vaultevents.core.events import EVENT_TYPES
 from vaultevents.core.reports import ReportLog
@@ -22,10 +23,9 @@ from vaultevents.devnet.beaconapi import BeaconServer
 from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.faults import Fault
 from vaultevents.devnet.gateway import Gateway, Trouble
-from vaultevents.devnet.world import World
-from vaultevents.opening.database import open_store
-from vaultevents.store.embedded import ServerAddress
-from worlds import Rows, register
+from vaultevents.devnet.simulation import Simulation
+from vaultevents.store.postgres.embedded import ServerAddress
+from vaultevents.wiring.database import open_store
 
 pytestmark = pytest.mark.e2e
 
@@ -47,7 +47,7 @@ class Sources:
     urls: dict[str, str]
 
     @property
-    def world(self) -> World:
+    def world(self) -> Simulation:
         return self.place.world
 
     @property
@@ -98,7 +98,7 @@ class Sources:
 @asynccontextmanager
 async def sources(home: Path, data_dir: Path, *, validators: int = 0, seed: int = 3) -> AsyncIterator[Sources]:
     chain = Chain(seed, genesis_time_s=int(time.time()) - SLOTS * SLOT_S, seconds_per_slot=SLOT_S)
-    world = World(seed, chain=chain, validators=validators, report_every=16, slots_per_epoch=SLOTS_PER_EPOCH)
+    world = Simulation(seed, chain=chain, validators=validators, report_every=16, slots_per_epoch=SLOTS_PER_EPOCH)
     world.history(BLOCKS)
     beacon, gateway = BeaconServer(world.beacon), Gateway(world.report_files)
     async with place(home, data_dir, world) as found:

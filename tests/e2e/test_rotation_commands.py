@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from command_line import Ended, Place, asking, delivered, place, wanted
-from patience import PATIENCE_S, until
+from timeouts import WAIT_TIMEOUT_S, until
 from vaultevents import config
 from vaultevents.core.sealing import NONCE_BYTES, MasterKey, Secret, open_sealed, parse_master_key, seal
 from vaultevents.devnet.receivers import Hook
-from vaultevents.devnet.world import World
-from vaultevents.opening.database import open_store
-from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
+from vaultevents.devnet.simulation import Simulation
+from vaultevents.store.postgres.embedded import EmbeddedPostgres, ServerAddress
+from vaultevents.wiring.database import open_store
 
 pytestmark = pytest.mark.e2e
 
@@ -96,7 +96,7 @@ class Desk:
     async def kill_once(self, reached: Callable[[], Awaitable[bool]]) -> None:
         """Starts a rotation and kills it with -9 as soon as it has come so far."""
         rotating = await self.here.shell.start("rotate-master-key")
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while not await reached():
                 assert rotating.process.returncode is None, rotating.stderr_so_far
         assert (await rotating.end(signal.SIGKILL)).code == -signal.SIGKILL
@@ -113,7 +113,7 @@ class Desk:
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     data_dir = tmp_path / "data"
     with EmbeddedPostgres(data_dir / "postgres") as server:
-        world = World(31, events_per_block=2)
+        world = Simulation(31, events_per_block=2)
         world.history(20, 30)
         async with place(tmp_path, data_dir, world) as here:
             hooks = await here.subscribed()

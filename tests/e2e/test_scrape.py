@@ -15,10 +15,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from command_line import Place, Running, delivered, place, wanted
-from patience import PATIENCE_S, until
+from timeouts import WAIT_TIMEOUT_S, until
 from vaultevents.devnet.receivers import Hook, Reply, in_turn
-from vaultevents.devnet.world import World
-from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
+from vaultevents.devnet.simulation import Simulation
+from vaultevents.store.postgres.embedded import EmbeddedPostgres, ServerAddress
 
 pytestmark = pytest.mark.e2e
 
@@ -34,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ser
 
 @pytest.fixture
 async def here(tmp_path: Path, server: tuple[Path, ServerAddress]) -> AsyncIterator[Place]:
-    world = World(9)
+    world = Simulation(9)
     world.history(20, 30)
     async with place(tmp_path, server[0], world) as found:
         yield found
@@ -58,7 +58,7 @@ async def scrape(url: str) -> tuple[str, dict[tuple[str, ...], float]]:
 
 async def told(url: str, values: Mapping[tuple[str, ...], float]) -> tuple[str, dict[tuple[str, ...], float]]:
     """The first scrape with these values."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while not values.items() <= (found := await scrape(url))[1].items():
             await asyncio.sleep(0.3)
     return found

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from command_line import place
-from patience import until
-from vaultevents.devnet.world import World
-from vaultevents.store.embedded import ServerAddress
+from timeouts import until
+from vaultevents.devnet.simulation import Simulation
+from vaultevents.store.postgres.embedded import ServerAddress
 
 pytestmark = pytest.mark.e2e
 
 
 async def test_an_operator_pauses_tests_and_enables(tmp_path: Path, data_dir: Path, server: ServerAddress) -> None:
-    async with place(tmp_path, data_dir, World(4)) as here:
+    async with place(tmp_path, data_dir, Simulation(4)) as here:
         (account_id, hook), *_ = sorted((await here.subscribed()).items())
         webhook_id = f"wh-{account_id}-{here.schema}"
         running = await here.shell.start("run")

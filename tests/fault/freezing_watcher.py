@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from vaultevents.chain.execution import ExecutionChain, HeadPolicy
+from vaultevents.chain.execution.client import ExecutionChain, HeadPolicy
 from vaultevents.store import outbox as outboxes
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import open_database

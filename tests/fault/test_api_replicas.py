@@ -17,18 +17,18 @@ import aiohttp
 import pyotp
 import pytest
 
-from api_worlds import key_pair, public_pem
+from api_fixtures import key_pair, public_pem
 from command_line import Place, Running, asking, place
-from patience import PATIENCE_S
+from timeouts import WAIT_TIMEOUT_S
 from vaultevents import config
 from vaultevents.core.rsakeys import fingerprint, parse_public_key
 from vaultevents.core.sealing import NONCE_BYTES, keyed_hash
-from vaultevents.core.stepup import SEED_BYTES, STEP_S, new_seed
 from vaultevents.core.tokens import sign_request
-from vaultevents.devnet.world import World
-from vaultevents.opening.database import open_hash_key, open_store
+from vaultevents.core.totp import SEED_BYTES, STEP_S, new_seed
+from vaultevents.devnet.simulation import Simulation
 from vaultevents.store import accounts, apikeys, mfa
-from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
+from vaultevents.store.postgres.embedded import EmbeddedPostgres, ServerAddress
+from vaultevents.wiring.database import open_hash_key, open_store
 
 pytestmark = pytest.mark.fault
 
@@ -85,7 +85,7 @@ async def listening(process: Running) -> str:
 @asynccontextmanager
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
     with EmbeddedPostgres(tmp_path / "data" / "postgres") as server:
-        async with place(tmp_path, tmp_path / "data", World(6)) as here:
+        async with place(tmp_path, tmp_path / "data", Simulation(6)) as here:
             here.configure(api=FREELY)
             api_key, seed = "vek_" + "r" * 43, new_seed(os.urandom(SEED_BYTES))
             async with open_store(config.load(here.config)) as store:
@@ -126,7 +126,7 @@ async def test_a_used_token_is_refused_after_everything_was_killed_and_restarted
         pid = int(next(data.rglob("postmaster.pid")).read_text().splitlines()[0])
         os.kill(pid, signal.SIGKILL)
         async with found.replicas() as urls, aiohttp.ClientSession() as session:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
                 while "unavailable" in (codes := [await post(session, url, headers) for url in urls]):
                     await asyncio.sleep(0.2)
         assert set(codes) == {"token_replayed"}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from node_troubles import BLOCKS, OPTIONS, followed, world_of
-from patience import PATIENCE_S
+from fault_injection import BLOCKS, OPTIONS, followed, world_of
+from timeouts import WAIT_TIMEOUT_S
 from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.faults import Fault
@@ -97,7 +97,7 @@ async def test_equal_times_are_a_fault_on_public_networks_alone(database: Databa
     with capture_logs() as lines:
         async with followed(database, world, ExecutionServer(chain), options=replace(OPTIONS, strict=strict)) as story:
             await story.grow(GROWTH)
-            ending = await story.ending(STALL_S if strict else PATIENCE_S)
+            ending = await story.ending(STALL_S if strict else WAIT_TIMEOUT_S)
     assert strict or ending.is_right
     assert any("is not after" in line["problem"] for line in events_of(lines, "node_fault")) is strict
 

@@ -22,10 +22,10 @@ from embedded_user import (
     supervisor,
     supervisors_of,
 )
-from patience import wait_until
+from timeouts import wait_until
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
-from vaultevents.store import cluster, embedded
-from vaultevents.store.embedded import EmbeddedPostgres, find_install
+from vaultevents.store.postgres import embedded, layout
+from vaultevents.store.postgres.embedded import EmbeddedPostgres, find_install
 
 pytestmark = pytest.mark.fault
 
@@ -140,7 +140,7 @@ async def test_the_supervisor_restarts_by_itself(directory: Path) -> None:
             old.kill()
 
             def is_back(pid: int = old.pid) -> bool:
-                found = cluster.read_postmaster(directory)
+                found = layout.read_postmaster(directory)
                 return found is not None and found.pid != pid and found.ready
 
             wait_until(is_back)
@@ -154,7 +154,7 @@ async def test_a_server_whose_supervisor_dies_stops_cleanly(directory: Path) -> 
         supervisor(directory).kill()
         wait_until(lambda: is_gone(directory))
         assert not (directory / "data" / "postmaster.pid").exists()
-        assert "database system is shut down" in cluster.log_file(directory).read_text()
+        assert "database system is shut down" in layout.log_file(directory).read_text()
 
 
 @linux
@@ -177,7 +177,7 @@ async def test_when_the_only_user_is_killed_the_server_goes(directory: Path) -> 
         assert await ask(user.dsn(), "select 1") == 1
         os.killpg(user.process.pid, signal.SIGKILL)
     wait_until(lambda: is_gone(directory))
-    assert "database system is shut down" in cluster.log_file(directory).read_text()
+    assert "database system is shut down" in layout.log_file(directory).read_text()
 
 
 async def test_when_one_of_two_users_is_killed_the_server_stays(directory: Path) -> None:

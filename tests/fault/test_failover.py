@@ -18,21 +18,21 @@ from structlog.testing import capture_logs
 
 from database_proxy import DatabaseProxy
 from embedded_user import is_gone
-from patience import PATIENCE_S, until, until_true, wait_until
-from store_stories import assert_ledger, webhook
+from simulation_fixtures import Rows, add_accounts, add_vault, open_at, read_to_head, reading, rows
+from store_factories import assert_ledger, webhook
+from timeouts import WAIT_TIMEOUT_S, until, until_true, wait_until
 from vaultevents import config
 from vaultevents.config import Settings
 from vaultevents.core.rsakeys import fingerprint
 from vaultevents.daemon import serve
 from vaultevents.devnet.execution import ExecutionServer
+from vaultevents.devnet.simulation import Simulation
 from vaultevents.devnet.truth import Registration
-from vaultevents.devnet.world import World
 from vaultevents.store import apikeys, versions
 from vaultevents.store.apikeys import KeyRing
-from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database, open_database
-from worlds import Rows, add_accounts, add_vault, open_at, read_to_head, reading, rows
+from vaultevents.store.postgres.embedded import EmbeddedPostgres, ServerAddress
 
 pytestmark = pytest.mark.fault
 
@@ -61,7 +61,7 @@ async def opened(server: ServerAddress) -> AsyncIterator[Database]:
 
 
 @asynccontextmanager
-async def service(directory: Path, world: World, proxy: DatabaseProxy) -> AsyncIterator[asyncio.Task[None]]:
+async def service(directory: Path, world: Simulation, proxy: DatabaseProxy) -> AsyncIterator[asyncio.Task[None]]:
     """A daemon that watches and dispatches; its database is behind `proxy`."""
     node = ExecutionServer(world.chain)
     stop = asyncio.Event()
@@ -78,7 +78,7 @@ async def service(directory: Path, world: World, proxy: DatabaseProxy) -> AsyncI
         await node.stop()
 
 
-def settings_of(directory: Path, world: World, url: str, proxy: DatabaseProxy) -> Settings:
+def settings_of(directory: Path, world: Simulation, url: str, proxy: DatabaseProxy) -> Settings:
     key, path = directory / "master.key", directory / "vaultevents.toml"
     key.write_text(base64.b64encode(bytes(range(32))).decode())
     key.chmod(0o600)
@@ -92,7 +92,7 @@ def settings_of(directory: Path, world: World, url: str, proxy: DatabaseProxy) -
     return config.load(path)
 
 
-async def is_read(database: Database, world: World) -> bool:
+async def is_read(database: Database, world: Simulation) -> bool:
     """Whether everything final is read."""
     outbox = Outbox(database)
     live = await outbox.live("logs")
@@ -111,7 +111,7 @@ class Ending:
 
 async def failed_over(directory: Path, seed: int) -> Ending:
     """The service reads with a registration that the copy lacks, then goes on with the copy, which has another one."""
-    made = World(seed, events_per_block=4)
+    made = Simulation(seed, events_per_block=4)
     made.history(30, 100)
     steady, gone, late = made.registrations[0], made.registrations[1], made.registrations[-2]
     first = directory / "first"
@@ -145,7 +145,7 @@ async def failed_over(directory: Path, seed: int) -> Ending:
     )
 
 
-async def _is(database: Database, world: World, registrations: list[Registration]) -> bool:
+async def _is(database: Database, world: Simulation, registrations: list[Registration]) -> bool:
     found: Rows = await rows(database)
     return found == world.expected(registrations)
 
@@ -179,7 +179,7 @@ async def test_with_a_counter_as_version_the_same_loses_events(tmp_path: Path, m
 
 
 async def test_a_copy_that_lacks_the_cursors_is_read_from_its_registrations_on(tmp_path: Path) -> None:
-    made = World(44, events_per_block=2)
+    made = Simulation(44, events_per_block=2)
     made.history(30, 100)
     steady = made.registrations[0]
     first = tmp_path / "first"
@@ -202,7 +202,7 @@ async def test_a_copy_that_lacks_the_cursors_is_read_from_its_registrations_on(t
 
 
 async def test_a_long_outage_of_every_kind_does_not_end_the_daemon(tmp_path: Path) -> None:
-    made = World(45, events_per_block=2)
+    made = Simulation(45, events_per_block=2)
     made.history(30, 60)
     with server_in(tmp_path / "server") as address:
         async with opened(address) as database, DatabaseProxy(address) as proxy:
@@ -220,7 +220,7 @@ async def test_a_long_outage_of_every_kind_does_not_end_the_daemon(tmp_path: Pat
                         assert not daemon.done(), daemon
                     proxy.network = "up"
                     proxy.cut()
-                    async with asyncio.timeout(PATIENCE_S):
+                    async with asyncio.timeout(WAIT_TIMEOUT_S):
                         await until_true(lambda: _is(database, made, made.registrations))
 
 
@@ -228,7 +228,7 @@ async def test_keys_of_another_copy_are_not_taken_for_those_of_this_one(tmp_path
     first = tmp_path / "first"
     with server_in(first) as address:
         async with opened(address) as database:
-            await add_accounts(database, World(46).registrations)
+            await add_accounts(database, Simulation(46).registrations)
     second = copy_of(first, "second")
     with server_in(first) as before, server_in(second) as after:
         async with opened(before) as primary, opened(after) as copy, DatabaseProxy(before) as proxy:

@@ -17,17 +17,17 @@ from typing import Literal
 import pytest
 
 from database_proxy import DatabaseProxy
-from patience import PATIENCE_S
-from store_stories import assert_ledger, own_database, values, webhook
-from store_stories import rows as table
+from simulation_fixtures import in_background, open_at, reading, register, rows
+from store_factories import assert_ledger, own_database, values, webhook
+from store_factories import rows as table
+from timeouts import WAIT_TIMEOUT_S
 from vaultevents.devnet.execution import ExecutionServer
-from vaultevents.devnet.world import World
-from vaultevents.store.embedded import ServerAddress
+from vaultevents.devnet.simulation import Simulation
+from vaultevents.store.frozen_sessions import end_stalled
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
-from vaultevents.store.stalled import end_stalled
+from vaultevents.store.postgres.embedded import ServerAddress
 from vaultevents.watch.watcher import Advanced, run
-from worlds import in_background, open_at, reading, register, rows
 
 pytestmark = pytest.mark.fault
 
@@ -62,7 +62,7 @@ class Victim:
             self.lines.append(line.decode(errors="replace").strip())
 
     async def says(self, text: str) -> None:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while not any(text in line for line in self.lines):
                 assert self.process.returncode is None, self.lines
                 await asyncio.sleep(0.01)
@@ -95,7 +95,7 @@ async def victim(dsn: str, url: str, where: Where, fault: Fault, *, limited: boo
 
 
 @asynccontextmanager
-async def serving(world: World) -> AsyncIterator[str]:
+async def serving(world: Simulation) -> AsyncIterator[str]:
     """The URL of a node for the victim."""
     node = ExecutionServer(world.chain)
     try:
@@ -113,7 +113,7 @@ async def stored(database: Database) -> list[object]:
 
 async def take_over(server: ServerAddress, seed: int, fault: Fault, where: Where) -> TakeOver:
     """One round: a watcher fails inside its commit of blocks that another one has yet to read."""
-    made = World(seed, events_per_block=2)
+    made = Simulation(seed, events_per_block=2)
     made.history(20, 40)
     async with own_database(server) as database, DatabaseProxy(server) as proxy:
         await register(database, made)
@@ -143,7 +143,7 @@ async def take_over(server: ServerAddress, seed: int, fault: Fault, where: Where
                         return time.monotonic() - began_s
 
                     registering = asyncio.create_task(register_webhook())
-                    async with asyncio.timeout(PATIENCE_S):
+                    async with asyncio.timeout(WAIT_TIMEOUT_S):
                         await committed.wait()
                         committed_s = time.monotonic() - began_s
                         registered_s = await registering
@@ -193,7 +193,7 @@ async def test_another_replica_takes_over_within_ten_seconds(postgres18: ServerA
 
 async def test_without_limits_a_frozen_watcher_keeps_all_others_out(postgres18: ServerAddress) -> None:
     """Negative control: sessions as they were before."""
-    made = World(99, events_per_block=2)
+    made = Simulation(99, events_per_block=2)
     made.history(20, 40)
     async with own_database(postgres18) as database, DatabaseProxy(postgres18) as proxy:
         await register(database, made)

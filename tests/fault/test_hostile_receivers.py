@@ -20,12 +20,12 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from dispatch_stories import bodies, dispatching, subscribe, until
+from dispatch_factories import bodies, dispatching, subscribe, until
 from embedded_user import postmaster, supervisor
-from patience import PATIENCE_S
-from store_stories import KEY, assert_ledger, commit, funding, rows, simple_world, values, webhook
+from store_factories import KEY, assert_ledger, commit, funding, rows, simple_world, values, webhook
+from timeouts import WAIT_TIMEOUT_S
 from vaultevents.core.errors import DatabaseUnavailable
-from vaultevents.core.streaks import Parking
+from vaultevents.core.webhook_health import Parking
 from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.devnet.hostile import ANSWERS, BAD_TLS, CANARY, OK, Answer, Hostile, HostileReceivers, saying, status
 from vaultevents.devnet.receivers import Receivers
@@ -37,8 +37,8 @@ from vaultevents.egress import Guard
 from vaultevents.store import deliveries
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.deliveries import Claim, ClaimRequest, Settled, Settlement, settle_and_claim
-from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
 from vaultevents.store.pool import Database, open_database
+from vaultevents.store.postgres.embedded import EmbeddedPostgres, ServerAddress
 
 pytestmark = pytest.mark.fault
 
@@ -213,7 +213,7 @@ async def running(database: Database, receivers: HostileReceivers, options: Disp
             yield
         finally:
             stop.set()
-            await asyncio.wait_for(task, PATIENCE_S)
+            await asyncio.wait_for(task, WAIT_TIMEOUT_S)
     await assert_ledger(database)
 
 
@@ -245,7 +245,7 @@ async def test_all_at_once_cost_a_dispatcher_its_attempts_and_nothing_else(
     with capture_logs() as logs:
         async with running(database, hostile, options):
             await commit(box, funding(1))
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
                 while len(await values(database, "select 1 from attempts")) < len(named) + len(hinted):
                     await asyncio.sleep(0.05)
     left = {row["webhook_id"]: row for row in await rows(database, LEFT)}

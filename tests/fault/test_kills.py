@@ -23,9 +23,10 @@ import pytest
 
 from command_line import CommandLine
 from embedded_user import is_gone, kill, postmaster, supervisor
-from patience import PATIENCE_S, wait_until
 from reorgs import Reorganiser
-from store_stories import assert_ledger, values
+from simulation_fixtures import Rows, open_at, read_to_head, reading, register, rows
+from store_factories import assert_ledger, values
+from timeouts import WAIT_TIMEOUT_S, wait_until
 from vaultevents import config
 from vaultevents.config import Settings
 from vaultevents.core.sealing import NONCE_BYTES, Secret
@@ -35,13 +36,12 @@ from vaultevents.daemon import serve
 from vaultevents.devnet.chain import Lag
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.receivers import Hook, Receivers
-from vaultevents.devnet.world import World
-from vaultevents.opening.database import open_store
+from vaultevents.devnet.simulation import Simulation
 from vaultevents.store import webhooks
 from vaultevents.store.cursors import read_through
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
-from worlds import Rows, open_at, read_to_head, reading, register, rows
+from vaultevents.wiring.database import open_store
 
 pytestmark = pytest.mark.fault
 
@@ -61,21 +61,21 @@ class Ending:
     received: dict[str, Counter[str]]
     unverified: int
 
-    def lost(self, world: World) -> int:
+    def lost(self, world: Simulation) -> int:
         """Of the blocks alone that the cursors claim to have read: a daemon that is only slow loses nothing."""
         return len(world.expected(through=self.read_through).keys() - self.stored.keys())
 
 
 async def disturbed_run(
     directory: Path,
-    world: World,
+    world: Simulation,
     events: int,
     kills: Sequence[Victim],
     command: Sequence[str],
     seed: int,
     *,
     once_up: bool = False,
-    patience_s: float = PATIENCE_S,
+    patience_s: float = WAIT_TIMEOUT_S,
 ) -> Ending:
     """Runs the daemon over a growing chain, killing as told at random moments, then lets it finish.
 
@@ -112,7 +112,7 @@ async def disturbed_run(
 
 @asynccontextmanager
 async def playground(
-    directory: Path, world: World, head: str = "finalized"
+    directory: Path, world: Simulation, head: str = "finalized"
 ) -> AsyncIterator[tuple[Settings, Path, list[Hook]]]:
     """A node, receivers and a configuration; the world's vaults and a webhook for each account are registered."""
     receivers, node = Receivers(directory), ExecutionServer(world.chain)
@@ -143,7 +143,7 @@ async def playground(
         await receivers.stop()
 
 
-async def quiet(world: World, hooks: Sequence[Hook], patience_s: float = PATIENCE_S) -> None:
+async def quiet(world: Simulation, hooks: Sequence[Hook], patience_s: float = WAIT_TIMEOUT_S) -> None:
     """Until everything has arrived, or nothing more has for `patience_s`.
 
     Where everything arrives this returns at once, so a long patience costs no time: only a story in which something
@@ -161,7 +161,7 @@ async def quiet(world: World, hooks: Sequence[Hook], patience_s: float = PATIENC
 
 async def is_up(log: Path, began_at: int) -> None:
     """Until the daemon that writes its log from there on minds signals."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while b'"started"' not in log.read_bytes()[began_at:]:
             await asyncio.sleep(0.05)
 
@@ -175,7 +175,7 @@ async def said(log: Path, word: bytes, began_at: int, patience_s: float) -> None
                 await asyncio.sleep(0.02)
 
 
-async def grow(world: World, events: int) -> None:
+async def grow(world: Simulation, events: int) -> None:
     while len(world.expected()) < events:
         for _ in range(4):
             world.step()
@@ -191,7 +191,7 @@ async def start(command: Sequence[str], path: Path) -> asyncio.subprocess.Proces
 
 async def kill_postgres(directory: Path) -> None:
     """The postmaster of a directory; waits for one where it is just being started."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while not (
             found := [process for process in psutil.process_iter(["cmdline"]) if _is_postmaster(process, directory)]
         ):
@@ -210,7 +210,7 @@ def delivered(hook: Hook) -> Counter[str]:
     return Counter(one.webhook_id for one in hook.accepted if one.verified)
 
 
-def wanted(world: World, hook: Hook) -> set[str]:
+def wanted(world: Simulation, hook: Hook) -> set[str]:
     return {event_id for account_id, event_id in world.expected() if hook.url.endswith(f"/{account_id}")}
 
 
@@ -237,7 +237,7 @@ async def replayed(path: Path, last: int) -> dict[str, int]:
     return found
 
 
-async def undisturbed_run(database: Database, world: World) -> Rows:
+async def undisturbed_run(database: Database, world: Simulation) -> Rows:
     await register(database, world)
     async with reading(ExecutionServer(world.chain)) as source:
         await open_at(database, world, 0)
@@ -246,7 +246,7 @@ async def undisturbed_run(database: Database, world: World) -> Rows:
 
 
 async def test_kills_lose_nothing_double_nothing_and_change_no_byte(tmp_path: Path, database: Database) -> None:
-    world = World(21, events_per_block=2)
+    world = Simulation(21, events_per_block=2)
     world.history(100, 200)
     daemons: list[Victim] = ["daemon"] * 20
     servers: list[Victim] = ["postgres"] * 5
@@ -262,14 +262,14 @@ async def test_kills_lose_nothing_double_nothing_and_change_no_byte(tmp_path: Pa
 
 
 async def test_kills_in_the_middle_of_a_backfill_leave_what_an_undisturbed_one_does(tmp_path: Path) -> None:
-    world = World(33, events_per_block=2)
+    world = Simulation(33, events_per_block=2)
     world.history(1000, 2000)
     rng, log = random.Random(9), tmp_path / "daemon.log"
     async with playground(tmp_path, world) as (settings, path, hooks):
         for _ in range(LONG_LIVES):
             began_at = log.stat().st_size if log.exists() else 0
             daemon = await start(DAEMON, path)
-            await said(log, b'"backfill_started"', began_at, PATIENCE_S)
+            await said(log, b'"backfill_started"', began_at, WAIT_TIMEOUT_S)
             await asyncio.sleep(rng.uniform(0.02, 0.6))
             daemon.kill()
             assert await daemon.wait() == -9
@@ -302,7 +302,7 @@ def went_on_at(log: Path) -> list[int]:
 
 
 async def test_kills_and_reorganisations_leave_what_the_chain_says_and_one_body_for_each_id(tmp_path: Path) -> None:
-    world = World(31, events_per_block=2)
+    world = Simulation(31, events_per_block=2)
     world.history(40, 80)
     world.chain.finalized = Lag(12)
     rng = random.Random(7)
@@ -347,7 +347,7 @@ async def test_kills_and_reorganisations_leave_what_the_chain_says_and_one_body_
 
 
 async def test_a_daemon_that_commits_its_cursor_first_is_caught(tmp_path: Path) -> None:
-    world = World(22, events_per_block=2)
+    world = Simulation(22, events_per_block=2)
     world.history(20, 40)
     kills: list[Victim] = ["daemon"] * 4
     ending = await disturbed_run(tmp_path, world, 250, kills, BROKEN_DAEMON, seed=6, once_up=True, patience_s=3.0)
@@ -357,21 +357,21 @@ async def test_a_daemon_that_commits_its_cursor_first_is_caught(tmp_path: Path) 
 @pytest.mark.parametrize(
     "step",
     [
-        "vaultevents.opening.database:open_database",
-        "vaultevents.opening.database:sealed_key_ids",
+        "vaultevents.wiring.database:open_database",
+        "vaultevents.wiring.database:sealed_key_ids",
         "vaultevents.store.pool:Database.now",
-        "vaultevents.opening.sources:pinned",
-        "vaultevents.opening.sources:pin",
+        "vaultevents.wiring.sources:pinned",
+        "vaultevents.wiring.sources:pin",
         "vaultevents.watch.streams:open_stream",
     ],
 )
 async def test_a_server_that_dies_at_any_step_of_a_start_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    world = World(23, events_per_block=2)
+    world = Simulation(23, events_per_block=2)
     world.history(20, 40)
     stop = asyncio.Event()
-    async with playground(tmp_path, world) as (settings, _, _), asyncio.timeout(PATIENCE_S):
+    async with playground(tmp_path, world) as (settings, _, _), asyncio.timeout(WAIT_TIMEOUT_S):
         killed = kill_all_before(step, settings.directory / "postgres", monkeypatch)
         await serve(settings, stop, on_advance=lambda _: stop.set())
     assert killed.is_set(), "the step was never taken"

@@ -19,17 +19,17 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from fault_injection import BEGUN, OPTIONS, Story, beacon_of, followed, world_of
 from lying_node import EARLY_FORK, LATE_FORK, STALE_BLOCKS, Lie, LyingServer, branch_of
-from node_troubles import BEGUN, OPTIONS, Story, beacon_of, followed, world_of
-from patience import PATIENCE_S
+from simulation_fixtures import rows, whole
+from timeouts import WAIT_TIMEOUT_S
 from vaultevents.devnet.beacon import Beacon
 from vaultevents.devnet.beaconapi import BeaconServer
 from vaultevents.devnet.execution import ExecutionServer
-from vaultevents.devnet.world import World
+from vaultevents.devnet.simulation import Simulation
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 from vaultevents.watch import watcher
-from worlds import rows, whole
 
 pytestmark = pytest.mark.fault
 
@@ -164,7 +164,7 @@ async def test_a_lie_in_a_configuration(database: Database, lie: Lie, setup: Set
 
 
 async def run_cell(
-    database: Database, world: World, lie: Lie, setup: Setup, expected: Cell
+    database: Database, world: Simulation, lie: Lie, setup: Setup, expected: Cell
 ) -> tuple[tuple[str, ...], tuple[Result, Result]]:
     """The names of the nodes, and how the backfill and the live part end."""
     servers = [LyingServer(world, lie) for _ in range(setup.liars)]
@@ -177,7 +177,7 @@ async def run_cell(
             followed(database, world, *servers, *servers_then, options=OPTIONS, anchor=anchor)
         )
         await story.grow(GROWTH)
-        await story.ending(STALL_S if may_stall else PATIENCE_S, behind)
+        await story.ending(STALL_S if may_stall else WAIT_TIMEOUT_S, behind)
         results = await parts(story, behind)
     return story.names, results
 
@@ -213,7 +213,7 @@ def created_ms(body: bytes) -> int:
     return int(body.rpartition(b'"created_at":')[2].rstrip(b"}"))
 
 
-def begun_ms(world: World) -> int:
+def begun_ms(world: Simulation) -> int:
     (block,) = world.chain.blocks(BEGUN, BEGUN)
     return block.timestamp_s * 1000
 
@@ -248,7 +248,7 @@ async def test_honest_nodes_alone_lose_nothing_and_are_never_named(database: Dat
     assert (list(faulty_nodes(lines)), problems_in(lines)) == ([], [])
 
 
-async def anchored(stack: AsyncExitStack, database: Database, world: World, beacon: BeaconServer) -> Story:
+async def anchored(stack: AsyncExitStack, database: Database, world: Simulation, beacon: BeaconServer) -> Story:
     """A stream from one honest execution node, anchored by this beacon node."""
     anchor = await stack.enter_async_context(beacon_of(world, beacon))
     return await stack.enter_async_context(followed(database, world, ExecutionServer(world.chain), anchor=anchor))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from node_troubles import (
+from fault_injection import (
     BEGUN,
     BLOCKS,
     LAG,
@@ -26,22 +26,22 @@ from node_troubles import (
     is_on_another_fork,
     world_of,
 )
-from patience import PATIENCE_S
-from vaultevents.chain import logs, verification
-from vaultevents.chain.execution import ExecutionChain, ExecutionOptions, HeadPolicy
-from vaultevents.chain.log_range import LogQuery
+from simulation_fixtures import Rows, drive, rows, truth, whole
+from timeouts import WAIT_TIMEOUT_S
+from vaultevents.chain.execution import logs, verification
+from vaultevents.chain.execution.client import ExecutionChain, ExecutionOptions, HeadPolicy
+from vaultevents.chain.execution.log_range import LogQuery
 from vaultevents.core.spans import Span
 from vaultevents.devnet.blocks import FULL_BLOCK_LOGS, PlacedLog
 from vaultevents.devnet.chain import Absent, At, Chain, Lag
 from vaultevents.devnet.execution import Balancer, ExecutionServer
 from vaultevents.devnet.faults import Fault
 from vaultevents.devnet.node import Node
-from vaultevents.devnet.world import World
+from vaultevents.devnet.simulation import Simulation
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 from vaultevents.watch import watcher
 from vaultevents.watch.logs import LogsSource
-from worlds import Rows, drive, rows, truth, whole
 
 pytestmark = pytest.mark.fault
 
@@ -226,7 +226,7 @@ async def test_a_provider_that_is_swapped_gives_identical_ids_and_bodies(databas
     assert await replayed(database, world, second) == stored
 
 
-async def replayed(database: Database, world: World, server: ExecutionServer) -> Rows:
+async def replayed(database: Database, world: Simulation, server: ExecutionServer) -> Rows:
     """What is stored after a replay of everything, which must find every row as it would write it."""
     outbox, final = Outbox(database), world.chain.finalized_number
     assert final is not None
@@ -275,7 +275,7 @@ async def test_a_build_that_neither_links_blocks_nor_compares_nodes_believes_ano
     bad, good = (ExecutionServer(world.chain) for _ in range(2))
     is_on_another_fork(bad, world)
     async with followed(database, world, bad, good) as story:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while not await story.extra():
                 await asyncio.sleep(0.03)
         ending = await story.ending()

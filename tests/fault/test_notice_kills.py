@@ -17,11 +17,11 @@ import asyncpg
 import pytest
 
 from command_line import PROGRAM, CommandLine, Place, Running, asking, place
-from patience import PATIENCE_S
+from timeouts import WAIT_TIMEOUT_S
 from vaultevents.core.signing import new_secret
 from vaultevents.devnet.receivers import GONE, Answer, Hang, Hook, Received, Reply, always
-from vaultevents.devnet.world import World
-from vaultevents.store.embedded import EmbeddedPostgres
+from vaultevents.devnet.simulation import Simulation
+from vaultevents.store.postgres.embedded import EmbeddedPostgres
 
 pytestmark = pytest.mark.fault
 
@@ -42,7 +42,7 @@ class Stage:
     stored: asyncpg.Connection
 
     async def until(self, query: str, number: int = 1) -> None:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             while await self.stored.fetchval(query) < number:
                 await asyncio.sleep(0.005)
 
@@ -84,7 +84,7 @@ class Ending:
 
 
 @asynccontextmanager
-async def growing(world: World) -> AsyncIterator[None]:
+async def growing(world: Simulation) -> AsyncIterator[None]:
     async def grow() -> None:
         while True:
             world.step()
@@ -105,7 +105,7 @@ async def started(here: Place) -> Running:
 
 async def killed_again_and_again(home: Path, data_dir: Path, program: Sequence[str]) -> Ending:
     """A kill at each of the moments, again and again, and then time enough to tell everything."""
-    world = World(25, accounts=ACCOUNTS, vaults_per_account=2, events_per_block=5)
+    world = Simulation(25, accounts=ACCOUNTS, vaults_per_account=2, events_per_block=5)
     world.history(20, 60)
     unclaimed = claimed = 0
     with EmbeddedPostgres(data_dir / "postgres") as server:

@@ -11,9 +11,9 @@ import asyncpg
 import pytest
 
 from command_line import Place, asking, place
-from patience import PATIENCE_S
-from vaultevents.devnet.world import World
-from vaultevents.store.embedded import EmbeddedPostgres, ServerAddress
+from timeouts import WAIT_TIMEOUT_S
+from vaultevents.devnet.simulation import Simulation
+from vaultevents.store.postgres.embedded import EmbeddedPostgres, ServerAddress
 
 pytestmark = pytest.mark.fault
 
@@ -49,7 +49,7 @@ async def left(server: ServerAddress, schema: str) -> int:
 
 
 async def below(connection: asyncpg.Connection, number: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while await connection.fetchval(LEFT) >= number:
             await asyncio.sleep(0.005)
 
@@ -59,7 +59,7 @@ async def test_a_killed_pruning_is_taken_up_again_and_nothing_is_missed(
 ) -> None:
     data_dir = tmp_path_factory.mktemp("data")
     with EmbeddedPostgres(data_dir / "postgres") as server:
-        async with place(tmp_path, data_dir, World(7)) as here:
+        async with place(tmp_path, data_dir, Simulation(7)) as here:
             await here.subscribed()
             async with asking(server, here.schema) as connection:
                 await connection.execute(OLD, NUMBER)
@@ -94,7 +94,7 @@ async def test_a_daemon_prunes_by_itself_only_when_it_is_told_to(
 ) -> None:
     data_dir = tmp_path_factory.mktemp("data")
     with EmbeddedPostgres(data_dir / "postgres") as server:
-        async with place(tmp_path, data_dir, World(7)) as here:
+        async with place(tmp_path, data_dir, Simulation(7)) as here:
             await here.subscribed()
             async with asking(server, here.schema) as connection:
                 await connection.execute(OLD, 50)

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from egress_worlds import CANARIES, DOMAIN, ON_LOOPBACK, PUBLIC, RULES, Found, Names, Stage, client_tls, on_stage
+from egress_fixtures import CANARIES, DOMAIN, ON_LOOPBACK, PUBLIC, RULES, Found, Names, Stage, client_tls, on_stage
 from ssrf_corpus import DENIED_ADDRESSES, PUBLIC_ADDRESSES, REFUSED_URLS
 from vaultevents.core.webhooks import UrlRules
 from vaultevents.dispatch.sender import Reply, Sender

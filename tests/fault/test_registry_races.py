@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
+from simulation_fixtures import add_accounts, add_vault, open_at, read_to_head, reading, rows, spans
 from vaultevents.core.events import Event
 from vaultevents.core.registry import Registry
 from vaultevents.core.spans import Span
 from vaultevents.devnet.execution import ExecutionServer
+from vaultevents.devnet.simulation import Simulation
 from vaultevents.devnet.truth import Registration
-from vaultevents.devnet.world import World
 from vaultevents.store import accounts
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 from vaultevents.store.pool import Database
 from vaultevents.store.registry import current_registry
 from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.source import Reading
-from worlds import add_accounts, add_vault, open_at, read_to_head, reading, rows, spans
 
 pytestmark = pytest.mark.fault
 
@@ -104,7 +104,7 @@ async def story(
     database: Database, outbox_of: type[WatchedOutbox], moments_at: Iterable[tuple[str, int]], seed: int
 ) -> bool:
     """Adds, removes and adds vaults at the given moments of a run; whether the outbox is as it should be."""
-    made = World(seed, events_per_block=2)
+    made = Simulation(seed, events_per_block=2)
     made.history(60, 120)
     await add_accounts(database, made.registrations)
     steady, coming, going = made.registrations[0], made.registrations[1], made.registrations[-1]

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from api_worlds import key_pair, public_pem
+from api_fixtures import key_pair, public_pem
 from command_line import Place, Running, place
-from patience import PATIENCE_S
+from timeouts import WAIT_TIMEOUT_S
 from vaultevents.devnet.receivers import Hang, Hook, Reply, always
-from vaultevents.devnet.world import World
+from vaultevents.devnet.simulation import Simulation
 
 pytestmark = pytest.mark.fault
 
@@ -38,7 +38,7 @@ async def asked(here: Place, url: str, api_key: str, *arguments: str) -> Any:
 
 
 async def arrivals(hook: Hook, event_id: str, number: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while sum(one.webhook_id == event_id for one in hook.ledger) < number:
             await asyncio.sleep(0.02)
 
@@ -46,7 +46,7 @@ async def arrivals(hook: Hook, event_id: str, number: int) -> None:
 async def test_what_a_killed_daemon_was_resending_is_sent_once_more(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    async with place(tmp_path, tmp_path_factory.mktemp("data"), World(7)) as here:
+    async with place(tmp_path, tmp_path_factory.mktemp("data"), Simulation(7)) as here:
         here.configure(delivery=f"timeout_s = 2\nconnect_timeout_s = 1\nlease_s = {LEASE_S}")
         hooks = await here.subscribed()
         account_id, hook = next(iter(hooks.items()))

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from staking_worlds import due, staking_of, staking_world
+from simulation_fixtures import drive, register, rows
+from staking_fixtures import due, staking_of, staking_world
 from vaultevents.core.spans import Span
 from vaultevents.devnet.chain import Lag
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
-from worlds import drive, register, rows
 
 pytestmark = pytest.mark.fault
 

@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "watch": {"root", "core", "telemetry", "metrics", "chain", "store"},
     "dispatch": {"root", "core", "telemetry", "metrics", "egress", "proxy", "store"},
     "api": {"root", "core", "telemetry", "metrics", "store"},
-    "opening": {
+    "wiring": {
         "root",
         "core",
         "telemetry",
@@ -51,11 +51,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "daemon": {
         *("root", "core", "telemetry", "metrics", "egress", "proxy", "resolver", "config", "chain", "store"),
-        *("watch", "dispatch", "api", "opening"),
+        *("watch", "dispatch", "api", "wiring"),
     },
     "cli": {
         *("root", "core", "telemetry", "metrics", "egress", "proxy", "resolver", "config", "chain", "store"),
-        *("watch", "dispatch", "api", "opening", "daemon", "devnet"),
+        *("watch", "dispatch", "api", "wiring", "daemon", "devnet"),
     },
     "__main__": {"cli"},
 }
@@ -280,7 +280,7 @@ def test_every_test_module_has_a_known_marker() -> None:
 
 def test_no_test_module_is_imported() -> None:
     sources = sources_in(ROOT / "tests", ROOT / "tests")
-    assert {"integration.test_architecture", "store_stories"} <= sources.keys()
+    assert {"integration.test_architecture", "store_factories"} <= sources.keys()
     assert borrowed(sources) == []
 
 

@@ -17,8 +17,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from api_worlds import Api, running_api
-from store_stories import (
+from api_fixtures import Api, running_api
+from store_factories import (
     commit,
     funding,
     live,
@@ -34,9 +34,9 @@ from vaultevents import metrics
 from vaultevents.api import scraping
 from vaultevents.api.problems import CODES
 from vaultevents.api.server import ServerOptions, bind, serve, url_of
-from vaultevents.chain.endpoints import Endpoints
-from vaultevents.chain.execution import ExecutionChain, HeadPolicy
-from vaultevents.chain.lines import Counters, Line
+from vaultevents.chain.execution.client import ExecutionChain, HeadPolicy
+from vaultevents.chain.upstream.node import Counters, NodeClient
+from vaultevents.chain.upstream.pool import NodePool
 from vaultevents.core.errors import NodeFault, SourceUnavailable, WrongNetwork
 from vaultevents.core.nodes import CIRCUIT_STATES, UPSTREAMS
 from vaultevents.devnet.chain import Chain
@@ -230,13 +230,13 @@ async def test_the_offset_of_the_clocks_is_told(database: Database) -> None:
 
 
 async def test_what_is_wrong_with_nodes_is_counted_by_its_kind() -> None:
-    line = Line("https://node.example#12345678", "execution", Counters(), attempts=1, wait_s=0.0, set_aside_s=1.0)
+    line = NodeClient("https://node.example#12345678", "execution", Counters(), attempts=1, wait_s=0.0, set_aside_s=1.0)
     node = SimpleNamespace(name=line.name, line=line)
 
     async def admitted(_: object) -> None:
         return None
 
-    endpoints = Endpoints([node], admitted)
+    endpoints = NodePool([node], admitted)
     errors = (NodeFault(node.name, "x"), SourceUnavailable(node.name, "y"), WrongNetwork("z"))
     for error in errors:
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from beacon_fake import GENESIS_ROOT as ROOT
 from beacon_fake import ssz_state
-from vaultevents.chain.scan import ListScan, Scan
-from vaultevents.chain.statescan import StateScan
+from vaultevents.chain.beacon.scan_json import ListScan, Scan
+from vaultevents.chain.beacon.scan_ssz import StateScan
 from vaultevents.core.errors import NodeFault, SourceUnavailable
 from vaultevents.core.units import Address, Hash32, Pubkey, ValidatorIndex
 from vaultevents.core.validators import FAR_FUTURE_EPOCH, ValidatorRecord

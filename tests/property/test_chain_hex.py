@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vaultevents.chain import wire
-from vaultevents.chain.log_range import decode_logs
+from vaultevents.chain.execution import wire
+from vaultevents.chain.execution.log_range import decode_logs
 from vaultevents.core.errors import NodeFault
 
 pytestmark = pytest.mark.property

@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vaultevents.chain.circuits import LONGEST_PAUSE_S, Circuit
-from vaultevents.chain.pacing import FIRST_LEAST_PER_S, LEAST_PER_S, LONGEST_HOLD_S, QUIET_S, Lateness, Pace
-from vaultevents.chain.refusals import RangeSize
+from vaultevents.chain.execution.rpc_errors import LearnedRange
+from vaultevents.chain.upstream.circuit_breaker import LONGEST_PAUSE_S, CircuitBreaker
+from vaultevents.chain.upstream.rate_limit import (
+    FIRST_LEAST_PER_S,
+    LEAST_PER_S,
+    LONGEST_HOLD_S,
+    QUIET_S,
+    LatencyEstimate,
+    RateLimiter,
+)
 from vaultevents.core.nodes import LogLimit
 
 pytestmark = pytest.mark.property
@@ -23,9 +30,9 @@ class Clock:
         return self.now_s
 
 
-def limited(per_s: float, now: float = 0.0) -> Pace:
+def limited(per_s: float, now: float = 0.0) -> RateLimiter:
     """The pace of a node that has just refused twice `per_s` requests in a second."""
-    pace = Pace()
+    pace = RateLimiter()
     for nth in range(round(2 * per_s)):
         pace.book(now - 0.5 + nth / (5 * per_s))
     pace.refused(now, now)
@@ -33,7 +40,7 @@ def limited(per_s: float, now: float = 0.0) -> Pace:
 
 
 def test_nothing_waits_for_a_node_that_never_refused() -> None:
-    pace = Pace()
+    pace = RateLimiter()
     assert [pace.book(1.0) for _ in range(1000)] == [1.0] * 1000
     assert pace.requests_per_s is None
 
@@ -84,14 +91,14 @@ def test_a_refusal_after_a_pause_halves_what_was_allowed_and_one_at_the_very_sta
     assert pace.requests_per_s == 20
     pace.refused(pace.book(3.0), 3.1, 1.0)
     assert pace.requests_per_s == 10
-    fresh = Pace()
+    fresh = RateLimiter()
     fresh.refused(fresh.book(0.0), 0.1)
     assert fresh.requests_per_s == FIRST_LEAST_PER_S
 
 
 @given(st.floats(0.1, 10**6), st.lists(st.floats(0, 400), max_size=20))
 def test_nobody_is_let_through_while_a_node_is_held(asked_s: float, moments: list[float]) -> None:
-    pace = Pace()
+    pace = RateLimiter()
     pace.refused(0.0, 0.0, asked_s)
     held_s = min(asked_s, LONGEST_HOLD_S)
     assert pace.held_s(0.0) == pytest.approx(held_s)
@@ -100,13 +107,13 @@ def test_nobody_is_let_through_while_a_node_is_held(asked_s: float, moments: lis
 
 
 def test_a_recalled_pace_is_kept_from_the_first_request_on() -> None:
-    pace = Pace()
-    pace.recall(4.0, 100.0)
+    pace = RateLimiter()
+    pace.load_state(4.0, 100.0)
     assert [pace.book(100.0) for _ in range(3)] == [100.0, 100.25, 100.5]
 
 
 def test_what_is_late_is_learned_from_the_slowest_answers() -> None:
-    lateness = Lateness()
+    lateness = LatencyEstimate()
     assert lateness.late_s == 1.0
     for _ in range(64):
         lateness.answered(0.01)
@@ -120,7 +127,7 @@ def test_what_is_late_is_learned_from_the_slowest_answers() -> None:
 def test_a_circuit_comes_back_within_its_longest_pause_and_then_takes_one_question_at_a_time(
     story: list[tuple[str, float]],
 ) -> None:
-    circuit, now = Circuit(30.0, 0.0), 0.0
+    circuit, now = CircuitBreaker(30.0, 0.0), 0.0
     for what, gap in story:
         now += gap
         on_trial = circuit.begin(now)
@@ -142,7 +149,7 @@ def test_a_circuit_comes_back_within_its_longest_pause_and_then_takes_one_questi
 
 
 def test_the_pause_doubles_only_while_the_first_question_back_fails() -> None:
-    circuit, pauses = Circuit(30.0, 0.0), []
+    circuit, pauses = CircuitBreaker(30.0, 0.0), []
     circuit.failed("is down", 0.0, on_trial=False)
     for _ in range(5):
         circuit.failed("is still down", circuit.until - 1, on_trial=False)  # asked for want of others
@@ -162,7 +169,7 @@ def test_the_pause_doubles_only_while_the_first_question_back_fails() -> None:
 @given(st.integers(1, 5000), st.booleans())
 def test_a_limit_on_blocks_is_found_and_not_run_into_again_and_again(limit: int, told: bool) -> None:
     clock = Clock()
-    size, refusals = RangeSize(10_000, 10_000, clock), 0
+    size, refusals = LearnedRange(10_000, 10_000, clock), 0
     for _ in range(500):
         clock.now_s += 1
         if (asked := size.blocks) > limit:
@@ -172,8 +179,8 @@ def test_a_limit_on_blocks_is_found_and_not_run_into_again_and_again(limit: int,
             size.served(asked)
     assert limit * 3 / 4 - 1 <= size.blocks <= limit
     assert refusals <= (1 if told else 20)
-    again = RangeSize(10_000, 10_000, clock)
-    again.recall(size.limit)
+    again = LearnedRange(10_000, 10_000, clock)
+    again.load_state(size.limit)
     for _ in range(500):
         assert again.blocks <= limit, "the second start makes no refused call"
         again.served(again.blocks)
@@ -184,7 +191,7 @@ def test_a_limit_on_blocks_is_found_and_not_run_into_again_and_again(limit: int,
 
 
 def test_what_was_refused_for_its_logs_is_tried_again_soon() -> None:
-    size = RangeSize(1000, 1000)
+    size = LearnedRange(1000, 1000)
     size.refused(1000, 10)
     for _ in range(100):
         size.served(size.blocks)

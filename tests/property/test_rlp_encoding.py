@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlp.sedes import big_endian_int
 from trie.hexary import HexaryTrie
 
-from vaultevents.chain.rlp_encoding import (
+from vaultevents.chain.execution.rlp_encoding import (
     encode_bytes,
     encode_int,
     encode_list,
@@ -20,7 +20,7 @@ from vaultevents.chain.rlp_encoding import (
     text_list,
     text_number,
 )
-from vaultevents.chain.trie import EMPTY_ROOT, list_root
+from vaultevents.chain.execution.trie import EMPTY_ROOT, list_root
 
 pytestmark = pytest.mark.property
 

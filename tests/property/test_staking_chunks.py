@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staking_worlds import due, staking_of, staking_world
-from store_stories import own_database
+from simulation_fixtures import drive, register, rows
+from staking_fixtures import due, staking_of, staking_world
+from store_factories import own_database
 from vaultevents.core.spans import Span
 from vaultevents.devnet.beaconapi import BeaconServer
-from vaultevents.store.embedded import ServerAddress
 from vaultevents.store.outbox import Outbox
-from worlds import drive, register, rows
+from vaultevents.store.postgres.embedded import ServerAddress
 
 pytestmark = pytest.mark.property
 

@@ -17,7 +17,6 @@ from vaultevents.core.errors import ConfigError, InputError
 from vaultevents.core.jsonbody import JsonMalformed, JsonValue, parse_json, same_value
 from vaultevents.core.rsakeys import parse_public_key
 from vaultevents.core.sealing import Secret
-from vaultevents.core.stepup import lock_s, matching_step, new_seed
 from vaultevents.core.tokens import (
     Presented,
     Token,
@@ -30,6 +29,7 @@ from vaultevents.core.tokens import (
     sign_request,
     signed_by,
 )
+from vaultevents.core.totp import lock_s, matching_step, new_seed
 
 pytestmark = pytest.mark.property
 

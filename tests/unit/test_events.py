@@ -154,7 +154,7 @@ def test_what_has_only_a_time_lies_in_a_span_by_the_times_of_its_ends(at_s: int,
 
 def test_events_before_the_delivery_start_are_quiet() -> None:
     registry = Registry(1, [vault("a", "v", VaultSpan(1, None, deliver_from=10))])
-    assert [project(funded(block), registry)[0].owner.quiet for block in (9, 10)] == [True, False]
+    assert [project(funded(block), registry)[0].owner.suppressed for block in (9, 10)] == [True, False]
 
 
 def test_what_test_sends_has_the_form_of_an_event_and_the_type_of_none() -> None:

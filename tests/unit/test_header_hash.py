@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from block_hashes import AMSTERDAM, header_hash
-from vaultevents.chain import wire
-from vaultevents.chain.header_hash import HeaderFields, compute_hash, unknown_fields
+from vaultevents.chain.execution import wire
+from vaultevents.chain.execution.header_hash import HeaderFields, compute_hash, unknown_fields
 from vaultevents.core.errors import NodeFault
 
 pytestmark = pytest.mark.unit

@@ -221,16 +221,17 @@ def helps(command: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 OUTBOX = "src/vaultevents/store/outbox.py"
+LOGS = "src/vaultevents/chain/execution/logs.py"
 
 GOOD_PAGE = """
 | Rule | What holds | Enforced in | Proved by |
 |---|---|---|---|
 | C9 | The cursor moves with the events. | `store/outbox.py` | `tests/test_outbox.py`: `test_both_or_none` |
-| C10 | Logs are queried by topic (rule C9). | `chain/logs.py` | `tests/test_logs.py` |
+| C10 | Logs are queried by topic (rule C9). | `chain/execution/logs.py` | `tests/test_logs.py` |
 """
 GOOD_TEXTS = {
     OUTBOX: '"""Commit events and the cursor (rule C9; decision 0001)."""\nPARAMETER = "P256"\n',
-    "src/vaultevents/chain/logs.py": '"""Query by topic.\n\nFor more see rules\nC9 and C10.\n"""\nE2E = 0xC9\n',
+    LOGS: '"""Query by topic.\n\nFor more see rules\nC9 and C10.\n"""\nE2E = 0xC9\n',
     "tests/test_outbox.py": '"""Rule C9."""\n\ndef test_both_or_none():\n    assert "K1" < "RS256"\n',
     "tests/test_logs.py": '"""Rules C9 to C10."""\n',
     "docs/decisions/0001-lock.md": "# One lock\n",

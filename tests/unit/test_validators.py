@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vaultevents.chain import beaconwire
+from vaultevents.chain.beacon import wire
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.events import ValidatorActivated, ValidatorExited
 from vaultevents.core.spans import Span
@@ -80,7 +80,7 @@ def test_the_head_is_at_most_four_epochs_after_the_finalized_block(current: int,
 
 
 def test_a_state_made_by_the_specification_gives_its_activations_and_exits() -> None:
-    records = beaconwire.validators("node", (DATA / "validators_vault.json").read_bytes())
+    records = wire.validators("node", (DATA / "validators_vault.json").read_bytes())
     told = [
         (one.payload.event_type, one.payload.id_suffix("v"), one.at_ms // 48_000)
         for one in observe(records, Span(1, 16), TIME)

@@ -8,22 +8,22 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from vaultevents.api import models
-from vaultevents.api.handlers import JSON, STEP_UP, Desk, caller_of
+from vaultevents.api.handlers import JSON, STEP_UP, ApiContext, caller_of
 from vaultevents.api.problems import Invalid, Problem, validation_failed
 from vaultevents.core.events import TEST_TYPE
 from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
-from vaultevents.store import customers, resends
+from vaultevents.store import resends, webhook_management
 
 
-def add_actions(app: FastAPI, desk: Desk) -> None:
+def add_actions(app: FastAPI, desk: ApiContext) -> None:
     """The POSTs below a webhook; only the one that shows a secret needs a step-up code (rule A15)."""
     _add_resends(app, desk)
     _add_test(app, desk)
     _add_rotation(app, desk)
 
 
-def _add_resends(app: FastAPI, desk: Desk) -> None:
+def _add_resends(app: FastAPI, desk: ApiContext) -> None:
 
     @app.post(
         "/v1/account/webhooks/{webhook_id}/deliveries/{event_id}/resend",
@@ -57,12 +57,12 @@ def _add_resends(app: FastAPI, desk: Desk) -> None:
         caller = caller_of(request)
         account_id = caller.key.account_id
         async with desk.acting(caller) as connection:
-            await customers.find(connection, account_id, webhook_id)
+            await webhook_management.find(connection, account_id, webhook_id)
             asked = await resends.request_recovery(connection, account_id, webhook_id, body.since, body.until)
         return _accepted(models.RecoveryAsked(count=asked.count, next_since=asked.next_since_ms))
 
 
-def _add_test(app: FastAPI, desk: Desk) -> None:
+def _add_test(app: FastAPI, desk: ApiContext) -> None:
 
     @app.post(
         "/v1/account/webhooks/{webhook_id}/test",
@@ -74,13 +74,13 @@ def _add_test(app: FastAPI, desk: Desk) -> None:
         caller = caller_of(request)
         account_id = caller.key.account_id
         async with desk.acting(caller) as connection:
-            webhook = (await customers.find(connection, account_id, webhook_id)).webhook
+            webhook = (await webhook_management.find(connection, account_id, webhook_id)).webhook
             now_ms = int(desk.now_s() * 1000)
             test_id = await resends.request_new_test(connection, webhook, secrets.token_hex(8), now_ms)
         return _accepted(models.TestAsked(id=test_id, event_type=TEST_TYPE))
 
 
-def _add_rotation(app: FastAPI, desk: Desk) -> None:
+def _add_rotation(app: FastAPI, desk: ApiContext) -> None:
 
     @app.post(
         "/v1/account/webhooks/{webhook_id}/rotate-secret",
@@ -91,14 +91,14 @@ def _add_rotation(app: FastAPI, desk: Desk) -> None:
     async def rotate_secret(request: Request, webhook_id: str, body: models.NoFields | None = None) -> Response:
         secret = Secret(new_secret(secrets.token_bytes(SECRET_BYTES)))
         async with desk.changing(caller_of(request)) as change:
-            await customers.find(change.connection, change.account_id, webhook_id)
+            await webhook_management.find(change.connection, change.account_id, webhook_id)
             await change.step_up()
-            until = await customers.rotate_secret(
+            until = await webhook_management.rotate_secret(
                 change, webhook_id, secret, desk.key, secrets.token_bytes(NONCE_BYTES)
             )
         answer = models.NewSecret(secret_token=secret.reveal(), previous_valid_until=until)
         return Response(answer.model_dump_json(by_alias=True), media_type=JSON)
 
 
-def _accepted(answer: models.Answer) -> Response:
+def _accepted(answer: models.ResponseBody) -> Response:
     return Response(answer.model_dump_json(by_alias=True), 202, media_type=JSON)

@@ -15,25 +15,25 @@ from starlette.types import ASGIApp
 import vaultevents
 from vaultevents.api import problems
 from vaultevents.api.actions import add_actions
-from vaultevents.api.auth import Gate, unavailable
+from vaultevents.api.auth import AuthMiddleware, unavailable
 from vaultevents.api.documentation import describe, page
-from vaultevents.api.handlers import Desk, add_routes
+from vaultevents.api.handlers import ApiContext, add_routes
 from vaultevents.api.limits import AccountBusy
 from vaultevents.api.problems import MAX_ERRORS, Invalid, Problem, too_many, validation_failed
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable, VaulteventsError
-from vaultevents.core.pages import CursorUnknown
+from vaultevents.core.pagination import CursorUnknown
 from vaultevents.store.apikeys import KeyRing
-from vaultevents.store.customers import IdempotencyConflict, TooManyWebhooks
-from vaultevents.store.mutations import StepUpRefused, TokenReplayed
+from vaultevents.store.authorized_transaction import StepUpRefused, TokenReplayed
+from vaultevents.store.webhook_management import IdempotencyConflict, TooManyWebhooks
 from vaultevents.store.webhooks import WebhookUnknown
 
 
-def build(desk: Desk, ring: KeyRing) -> ASGIApp:
+def build(desk: ApiContext, ring: KeyRing) -> ASGIApp:
     """The whole API of one process."""
-    return Gate(application(desk), ring, desk.hash_key, desk.token_rules, desk.rate, desk.now_s)
+    return AuthMiddleware(application(desk), ring, desk.hash_key, desk.token_rules, desk.rate, desk.now_s)
 
 
-def application(desk: Desk) -> FastAPI:
+def application(desk: ApiContext) -> FastAPI:
     """What stands behind the gate: it believes the `Caller` that comes with a request."""
     app = FastAPI(
         title="vaultevents",

@@ -63,7 +63,7 @@ class Caller:
     code: str | None
 
 
-class Gate:
+class AuthMiddleware:
     """The middleware; `now_s` is the service clock (rule D15)."""
 
     def __init__(

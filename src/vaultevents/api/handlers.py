@@ -23,17 +23,17 @@ from vaultevents.api.limits import AccountShares, Rate, Shares
 from vaultevents.api.problems import Invalid, Problem, validation_failed
 from vaultevents.core.errors import InputError
 from vaultevents.core.jsonbody import MAX_BODY_BYTES
-from vaultevents.core.pages import decode_cursor, encode_cursor
+from vaultevents.core.pagination import decode_cursor, encode_cursor
 from vaultevents.core.registry import Vault
 from vaultevents.core.sealing import NONCE_BYTES, HashKey, MasterKey, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
 from vaultevents.core.tokens import MAX_AGE_S, TokenRules
 from vaultevents.core.units import checksum
 from vaultevents.core.webhooks import UrlRules, Webhook, check_event_types, check_url
-from vaultevents.store import accounts, customers, feed, history
+from vaultevents.store import accounts, feed, history, webhook_management
+from vaultevents.store.authorized_transaction import Authorization, AuthorizedTransaction, action, mutation
 from vaultevents.store.feed import FeedPosition
 from vaultevents.store.history import DeliveryState
-from vaultevents.store.mutations import Change, Grant, action, mutation
 from vaultevents.store.pool import Connection, Database
 from vaultevents.store.webhooks import StoredWebhook, VaultsUnknown
 
@@ -58,7 +58,7 @@ STEP_UP: Final[dict[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
+class ApiContext:
     """What the routes work with."""
 
     database: Database
@@ -79,7 +79,7 @@ class Desk:
             yield connection
 
     @asynccontextmanager
-    async def changing(self, caller: Caller) -> AsyncIterator[Change]:
+    async def changing(self, caller: Caller) -> AsyncIterator[AuthorizedTransaction]:
         """The transaction of a change: token, step-up code and change commit or fail together (rules A13 and A15)."""
         account_id = caller.key.account_id
         async with self.shares.share(account_id), mutation(self.database, self._grant(caller), self.key) as change:
@@ -92,8 +92,8 @@ class Desk:
         async with self.shares.share(account_id), action(self.database, self._grant(caller)) as connection:
             yield connection
 
-    def _grant(self, caller: Caller) -> Grant:
-        return Grant(caller.key.account_id, caller.token_digest, caller.code, self.now_s())
+    def _grant(self, caller: Caller) -> Authorization:
+        return Authorization(caller.key.account_id, caller.token_digest, caller.code, self.now_s())
 
     def position(self, caller: Caller, kind: str, cursor: str | None) -> str | None:
         """Where a page begins; a cursor that is altered, foreign or of another list is not valid (rule A6)."""
@@ -114,7 +114,7 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-def add_routes(app: FastAPI, desk: Desk) -> None:
+def add_routes(app: FastAPI, desk: ApiContext) -> None:
     """All routes of an account, on the application itself: routers within routers are matched one by one."""
     _add_account(app, desk)
     _add_webhooks(app, desk)
@@ -122,7 +122,7 @@ def add_routes(app: FastAPI, desk: Desk) -> None:
     _add_events(app, desk)
 
 
-def _add_account(app: FastAPI, desk: Desk) -> None:
+def _add_account(app: FastAPI, desk: ApiContext) -> None:
 
     @app.get("/v1/account", response_model=models.AccountFacts, summary="Who am I, and what time is it there?")
     async def account(request: Request) -> Response:
@@ -160,7 +160,7 @@ def _add_account(app: FastAPI, desk: Desk) -> None:
         return Response(_VAULTS.dump_json([_vault(one) for one in found[:limit]], by_alias=True), 200, more, JSON)
 
 
-def _add_webhooks(app: FastAPI, desk: Desk) -> None:
+def _add_webhooks(app: FastAPI, desk: ApiContext) -> None:
 
     @app.get("/v1/account/webhooks", response_model=list[models.WebhookEntry], summary="List webhooks, newest first")
     async def list_webhooks(request: Request, limit: PageSize = 50, cursor: PageCursor = None) -> Response:
@@ -168,7 +168,7 @@ def _add_webhooks(app: FastAPI, desk: Desk) -> None:
         position = desk.position(caller, "webhooks", cursor)
         after = None if position is None else _created(position)
         async with desk.reading(caller) as connection:
-            found = await customers.page(connection, caller.key.account_id, limit + 1, after)
+            found = await webhook_management.page(connection, caller.key.account_id, limit + 1, after)
         more = desk.next_page(request, "webhooks", _place(found[limit - 1])) if len(found) > limit else {}
         return Response(_ENTRIES.dump_json([_entry(one) for one in found[:limit]], by_alias=True), 200, more, JSON)
 
@@ -194,20 +194,22 @@ def _add_webhooks(app: FastAPI, desk: Desk) -> None:
             **_checked(desk, body),
         )
         secret = Secret(new_secret(secrets.token_bytes(SECRET_BYTES)))
-        idempotency = None if idempotency_key is None else customers.Idempotency(idempotency_key, _fingerprint(body))
+        idempotency = (
+            None if idempotency_key is None else webhook_management.Idempotency(idempotency_key, _fingerprint(body))
+        )
         async with desk.changing(caller) as change:
-            answer = None if idempotency is None else await customers.repeated(change, idempotency, desk.key)
+            answer = None if idempotency is None else await webhook_management.repeated(change, idempotency, desk.key)
             if answer is not None:
                 await change.step_up()
             else:
-                await _naming_vaults(body, customers.check_vaults(change, webhook.vault_ids))
-                await customers.check_room(change, desk.max_webhooks)
+                await _naming_vaults(body, webhook_management.check_vaults(change, webhook.vault_ids))
+                await webhook_management.check_room(change, desk.max_webhooks)
                 await change.step_up()
-                stored = await customers.create(change, webhook, secret, desk.key, _nonce())
+                stored = await webhook_management.create(change, webhook, secret, desk.key, _nonce())
                 created = models.CreatedWebhook(**dict(_entry(stored)), secret_token=secret.reveal())
                 answer = Secret(created.model_dump_json(by_alias=True))
                 if idempotency is not None:
-                    await customers.keep_answer(change, idempotency, webhook.id, answer, desk.key, _nonce())
+                    await webhook_management.keep_answer(change, idempotency, webhook.id, answer, desk.key, _nonce())
         location = f"/v1/account/webhooks/{json.loads(answer.reveal())['id']}"
         return Response(answer.reveal(), 201, {"location": location}, JSON)
 
@@ -215,7 +217,7 @@ def _add_webhooks(app: FastAPI, desk: Desk) -> None:
     async def webhook(request: Request, webhook_id: str) -> Response:
         caller = caller_of(request)
         async with desk.reading(caller) as connection:
-            return _json(_entry(await customers.find(connection, caller.key.account_id, webhook_id)))
+            return _json(_entry(await webhook_management.find(connection, caller.key.account_id, webhook_id)))
 
     @app.patch(
         "/v1/account/webhooks/{webhook_id}",
@@ -231,10 +233,10 @@ def _add_webhooks(app: FastAPI, desk: Desk) -> None:
         if "active" in named:
             fields["active"] = body.active
         async with desk.changing(caller_of(request)) as change:
-            await customers.find(change.connection, change.account_id, webhook_id)
-            await _naming_vaults(body, customers.check_vaults(change, fields.get("vault_ids")))
+            await webhook_management.find(change.connection, change.account_id, webhook_id)
+            await _naming_vaults(body, webhook_management.check_vaults(change, fields.get("vault_ids")))
             await change.step_up()
-            return _json(_entry(await customers.amend(change, webhook_id, fields)))
+            return _json(_entry(await webhook_management.amend(change, webhook_id, fields)))
 
     @app.delete(
         "/v1/account/webhooks/{webhook_id}",
@@ -244,19 +246,19 @@ def _add_webhooks(app: FastAPI, desk: Desk) -> None:
     )
     async def delete_webhook(request: Request, webhook_id: str) -> Response:
         async with desk.changing(caller_of(request)) as change:
-            await customers.find(change.connection, change.account_id, webhook_id)
+            await webhook_management.find(change.connection, change.account_id, webhook_id)
             await change.step_up()
-            await customers.delete(change, webhook_id)
+            await webhook_management.delete(change, webhook_id)
         return Response(status_code=204)
 
 
-def _add_deliveries(app: FastAPI, desk: Desk) -> None:
+def _add_deliveries(app: FastAPI, desk: ApiContext) -> None:
 
     @app.get("/v1/account/webhooks/{webhook_id}/health", response_model=models.Health, summary="How a webhook is doing")
     async def health(request: Request, webhook_id: str) -> Response:
         account_id = caller_of(request).key.account_id
         async with desk.reading(caller_of(request)) as connection:
-            stored = await customers.find(connection, account_id, webhook_id)
+            stored = await webhook_management.find(connection, account_id, webhook_id)
             found = await history.health(connection, account_id, webhook_id)
         return _json(_health(stored, found))
 
@@ -276,7 +278,7 @@ def _add_deliveries(app: FastAPI, desk: Desk) -> None:
         kind = f"deliveries of {webhook_id}"
         position = desk.position(caller, kind, cursor)
         async with desk.reading(caller) as connection:
-            await customers.find(connection, caller.key.account_id, webhook_id)
+            await webhook_management.find(connection, caller.key.account_id, webhook_id)
             found = await history.deliveries(
                 connection, caller.key.account_id, webhook_id, state, limit + 1, int(position) if position else None
             )
@@ -301,7 +303,7 @@ def _add_deliveries(app: FastAPI, desk: Desk) -> None:
         )
 
 
-def _add_events(app: FastAPI, desk: Desk) -> None:
+def _add_events(app: FastAPI, desk: ApiContext) -> None:
 
     @app.get("/v1/account/events", response_model=list[models.Event], summary="All events, in commit order")
     async def events(
@@ -339,7 +341,7 @@ _VAULTS = TypeAdapter(list[models.StakingVault])
 _DELIVERIES = TypeAdapter(list[models.Delivery])
 
 
-def _json(answer: models.Answer) -> Response:
+def _json(answer: models.ResponseBody) -> Response:
     return Response(answer.model_dump_json(by_alias=True), media_type=JSON)
 
 
@@ -353,7 +355,7 @@ def _fingerprint(body: models.NewWebhook) -> bytes:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
 
 
-def _checked(desk: Desk, body: models.NewWebhook | models.WebhookPatch) -> dict[str, Any]:
+def _checked(desk: ApiContext, body: models.NewWebhook | models.WebhookPatch) -> dict[str, Any]:
     """The fields of a webhook that the request names, by the rules of core; all that is wrong is reported at once."""
     wrong: list[Invalid] = []
     fields: dict[str, Any] = {}

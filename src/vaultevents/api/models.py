@@ -65,13 +65,13 @@ class Range(Request):
     until: Annotated[int, Field(ge=0, lt=2**53)] | None = Field(None, description="exclusive; null: up to now")
 
 
-class Answer(BaseModel):
+class ResponseBody(BaseModel):
     """A body of ours."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
 
 
-class WebhookEntry(Answer):
+class WebhookEntry(ResponseBody):
     """A webhook."""
 
     id: str
@@ -88,7 +88,7 @@ class CreatedWebhook(WebhookEntry):
     secret_token: str
 
 
-class KeyFacts(Answer):
+class KeyFacts(ResponseBody):
     """The API key of the request."""
 
     id: str
@@ -96,13 +96,13 @@ class KeyFacts(Answer):
     role: Literal["read", "manage"]
 
 
-class MfaFacts(Answer):
+class MfaFacts(ResponseBody):
     """Whether the account can step up."""
 
     enrolled: bool
 
 
-class StakingVault(Answer):
+class StakingVault(ResponseBody):
     """A vault that is registered now; events exist for it from `start_block` on."""
 
     id: str
@@ -111,7 +111,7 @@ class StakingVault(Answer):
     start_block: int
 
 
-class Limits(Answer):
+class Limits(ResponseBody):
     """What this service lets an account do."""
 
     requests_per_minute: int
@@ -122,7 +122,7 @@ class Limits(Answer):
     nonce_max: int
 
 
-class AccountFacts(Answer):
+class AccountFacts(ResponseBody):
     """Who is asking, and the service's time."""
 
     id: str
@@ -135,7 +135,7 @@ class AccountFacts(Answer):
     server_time: datetime
 
 
-class FailureFacts(Answer):
+class FailureFacts(ResponseBody):
     """An attempt that failed: the receiver's status, or why there was none."""
 
     at: datetime
@@ -143,7 +143,7 @@ class FailureFacts(Answer):
     error: str | None
 
 
-class Health(Answer):
+class Health(ResponseBody):
     """How a webhook is doing."""
 
     active: bool
@@ -156,7 +156,7 @@ class Health(Answer):
     failures_in_a_row: int
 
 
-class Delivery(Answer):
+class Delivery(ResponseBody):
     """One event on its way to one webhook."""
 
     event_id: str
@@ -170,7 +170,7 @@ class Delivery(Answer):
     recovered: bool = Field(description="true: it did not match when it fired, and was sent by a recovery")
 
 
-class Attempt(Answer):
+class Attempt(ResponseBody):
     """One POST and what came back."""
 
     number: int | None = Field(description="null: a resend, which is not counted")
@@ -195,28 +195,28 @@ class DeliveryWithAttempts(Delivery):
     attempt_log: list[Attempt]
 
 
-class ResendAsked(Answer):
+class ResendAsked(ResponseBody):
     """One attempt will be made; its outcome is then among the attempts of the delivery."""
 
     event_id: str
     requested_at: datetime
 
 
-class RecoveryAsked(Answer):
+class RecoveryAsked(ResponseBody):
     """How many events will be attempted, once each."""
 
     count: int
     next_since: int | None = Field(description="ask again from here on, for the rest of the range; null: that was all")
 
 
-class TestAsked(Answer):
+class TestAsked(ResponseBody):
     """What the receiver will get: `id` is the `id` of the envelope and the header `webhook-id`."""
 
     id: str
     event_type: str
 
 
-class NewSecret(Answer):
+class NewSecret(ResponseBody):
     """The only answer that holds the new secret."""
 
     secret_token: str
@@ -237,7 +237,7 @@ class Event(BaseModel):
     created_at: int = Field(description="Unix epoch in milliseconds")
 
 
-class InvalidField(Answer):
+class InvalidField(ResponseBody):
     """One thing that is wrong with a request."""
 
     pointer: str = Field(description="JSON Pointer into the body (RFC 6901), or ?name for a query parameter")
@@ -245,7 +245,7 @@ class InvalidField(Answer):
     detail: str
 
 
-class ProblemBody(Answer):
+class ProblemBody(ResponseBody):
     """An error (RFC 9457)."""
 
     type: str

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from vaultevents.chain import wire
-from vaultevents.chain.jsonrpc import Call, RpcFailure, RpcNode
+from vaultevents.chain.execution import wire
+from vaultevents.chain.execution.jsonrpc import Call, RpcFailure, RpcNode
 from vaultevents.core.errors import InputError, SourceUnavailable
 from vaultevents.core.units import Address, checksum, hex_text
 

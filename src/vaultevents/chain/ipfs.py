@@ -32,12 +32,12 @@ import structlog
 from yarl import URL
 
 from vaultevents import __version__
-from vaultevents.chain.endpoints import Endpoints
-from vaultevents.chain.http import Deadlines, HttpExchange, Request, asked_pause_s, read_body
-from vaultevents.chain.lines import Counters, Line, TooSlow
-from vaultevents.chain.urls import node_name, scrub
+from vaultevents.chain.upstream.http import Deadlines, HttpExchange, Request, asked_pause_s, read_body
+from vaultevents.chain.upstream.node import Counters, NodeClient, UpstreamTimeout
+from vaultevents.chain.upstream.pool import NodePool
+from vaultevents.chain.upstream.redaction import node_name, scrub
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, VaulteventsError
-from vaultevents.core.nodes import NodeMemory
+from vaultevents.core.nodes import NodeState
 from vaultevents.core.webhooks import AllowRule, UrlRules
 from vaultevents.egress import EgressRefused, Guard, open_session
 
@@ -103,7 +103,7 @@ class IpfsClient:
         self._open = open_for(Guard(_EVERYWHERE, lookup_timeout_s=limits.connect_s))
         self._guarded = open_for(self._guard)
         gateways = [self._gateway(source) for source in self._sources]
-        self._gateways = Endpoints(gateways, _any)
+        self._gateways = NodePool(gateways, _any)
         return self
 
     async def __aexit__(
@@ -114,7 +114,7 @@ class IpfsClient:
 
     def _gateway(self, source: _Source) -> _Gateway:
         limits = self._limits
-        line = Line(
+        client = NodeClient(
             source.name,
             "ipfs",
             self.counters,
@@ -122,16 +122,16 @@ class IpfsClient:
             wait_s=limits.retry_wait_s,
             set_aside_s=limits.set_aside_s,
         )
-        http = HttpExchange(line, self._open, Deadlines(limits.connect_s, limits.attempt_s), "file")
+        http = HttpExchange(client, self._open, Deadlines(limits.connect_s, limits.attempt_s), "file")
         return _Gateway(source, http, self._guarded, self._guard, limits)
 
-    def memories(self) -> list[NodeMemory]:
+    def node_states(self) -> list[NodeState]:
         """What is known of each gateway now, the preferred one first."""
-        return self._gateways.memories()
+        return self._gateways.node_states()
 
-    def recall(self, memories: Iterable[NodeMemory]) -> None:
+    def load_state(self, node_states: Iterable[NodeState]) -> None:
         """What was learned of these gateways before the last start."""
-        self._gateways.recall(memories)
+        self._gateways.load_state(node_states)
 
     async def fetch(self, cid: str, check: Check) -> bytes:
         """The bytes for which `check` returns; from the cache, else from the first gateway that has them.
@@ -148,7 +148,7 @@ class IpfsClient:
                 return content
         content = await self._from_gateways(cid, check)
         if cached is not None:
-            await asyncio.to_thread(remember, cached, content)
+            await asyncio.to_thread(write_cache, cached, content)
         return content
 
     async def _from_gateways(self, cid: str, check: Check) -> bytes:
@@ -164,9 +164,9 @@ class IpfsClient:
         limits = self._limits
         try:
             async with asyncio.timeout(limits.gateway_s):
-                content = await gateway.line.ask(partial(gateway.get, cid))
+                content = await gateway.client.ask(partial(gateway.get, cid))
         except TimeoutError:
-            raise TooSlow(gateway.name, f"gives no whole file within {limits.gateway_s:g} s") from None
+            raise UpstreamTimeout(gateway.name, f"gives no whole file within {limits.gateway_s:g} s") from None
         try:
             await asyncio.to_thread(check, content)
         except (ValueError, VaulteventsError) as error:
@@ -217,7 +217,7 @@ class _Gateway:
         self, source: _Source, http: HttpExchange, guarded: aiohttp.ClientSession, guard: Guard, limits: IpfsLimits
     ) -> None:
         self.name = source.name
-        self.line = http.line
+        self.client = http.client
         self._source = source
         self._http = http
         self._guarded = guarded
@@ -299,7 +299,7 @@ def _recall(path: Path, check: Check, most_bytes: int) -> bytes | None:
     return content
 
 
-def remember(path: Path, content: bytes) -> None:
+def write_cache(path: Path, content: bytes) -> None:
     """Writes the file for its owner only, whole or not at all. A full disk costs the cache, not the file."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

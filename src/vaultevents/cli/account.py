@@ -11,8 +11,8 @@ from vaultevents.cli.options import AccountArgument, ConfigOption, JsonOption
 from vaultevents.cli.settings import settings_of
 from vaultevents.core.errors import InputError
 from vaultevents.core.registry import check_id
-from vaultevents.opening.database import open_store
 from vaultevents.store import accounts
+from vaultevents.wiring.database import open_store
 
 account = typer.Typer(help="Add and list accounts, which own vaults and webhooks.", no_args_is_help=True)
 

@@ -16,11 +16,11 @@ from vaultevents.config import Settings
 from vaultevents.core.errors import InputError
 from vaultevents.core.spans import Span
 from vaultevents.core.units import hex_text
-from vaultevents.opening.database import open_store
-from vaultevents.opening.sources import open_chain, with_node_alone
-from vaultevents.store import ledger
-from vaultevents.store.ledger import Audit
-from vaultevents.watch.gapproof import KINDS, GapProof, Tally, prove
+from vaultevents.store import delivery_reconciliation
+from vaultevents.store.delivery_reconciliation import Audit
+from vaultevents.watch.range_proof import KINDS, GapProof, Tally, prove
+from vaultevents.wiring.database import open_store
+from vaultevents.wiring.sources import open_chain, with_node_alone
 
 audit = typer.Typer(help="Proofs over what is stored.", no_args_is_help=True)
 
@@ -42,7 +42,7 @@ def audit_deliveries(
     if as_json:
         put_json({"ok": not found.broken, **asdict(found)})
     else:
-        _tell(found)
+        _print_audit(found)
     if found.broken:
         raise typer.Exit(1)
 
@@ -135,10 +135,10 @@ def _tell_proof(found: GapProof) -> None:
 async def _audited(settings: Settings, account_id: str | None) -> Audit:
     async with open_store(settings) as store, store.database.transaction() as connection:
         with RowProgress() as progress:
-            return await ledger.audit(connection, account_id, progress.advanced)
+            return await delivery_reconciliation.audit(connection, account_id, progress.advanced)
 
 
-def _tell(found: Audit) -> None:
+def _print_audit(found: Audit) -> None:
     say(f"deliveries  {_counts(found.states)}{f' ({found.pruned} of them pruned)' if found.pruned else ''}")
     for breach in found.breaches:
         event = breach.event_id or "an unknown event"

@@ -40,7 +40,7 @@ SAME_CLOCK_S: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiResponse:
     """What came back, and when by the clock of this machine."""
 
     status: int
@@ -177,7 +177,7 @@ def _limited(file: BinaryIO) -> bytes:
     return file.read(MAX_BODY_BYTES + 1)
 
 
-async def _send(method: str, target: URL, headers: Mapping[str, str], body: bytes) -> Answer:
+async def _send(method: str, target: URL, headers: Mapping[str, str], body: bytes) -> ApiResponse:
     origin = target.origin()
     try:
         async with (
@@ -189,7 +189,7 @@ async def _send(method: str, target: URL, headers: Mapping[str, str], body: byte
             content = await answer.read()
             names = dict.fromkeys(name.lower() for name in answer.headers)
             merged = {name: ", ".join(answer.headers.getall(name)) for name in names}
-            return Answer(answer.status, merged, content, time.time())
+            return ApiResponse(answer.status, merged, content, time.time())
     except aiohttp.ClientSSLError:
         raise OperatorError(
             f"{origin} does not speak TLS with a certificate that this machine trusts: correct the URL, or name the "
@@ -211,7 +211,7 @@ def _reason(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
 
 
-def _show(answer: Answer) -> None:
+def _show(answer: ApiResponse) -> None:
     if answer.body:
         is_json = "json" in answer.headers.get("content-type", "")
         pretty = is_json and sys.stdout.isatty() and not isinstance(answer.value, str)
@@ -228,7 +228,7 @@ def _status(status: int) -> str:
         return str(status)
 
 
-def _problem(answer: Answer) -> str:
+def _problem(answer: ApiResponse) -> str:
     """One sentence from the problem's own, or from the status where the answer is not the API's."""
     match answer.value:
         case {"code": str(code), "detail": str(detail)}:
@@ -241,7 +241,7 @@ def _problem(answer: Answer) -> str:
     return f"the answer is {status}, and no problem document of the API: see that --url leads to it"
 
 
-def _clock(answer: Answer) -> str:
+def _clock(answer: ApiResponse) -> str:
     """How far this machine's clock and the server's are apart, by the Date header."""
     try:
         difference_s = round(answer.at_s - parsedate_to_datetime(answer.headers["date"]).timestamp())

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 import typer
 from pydantic import SecretStr
 
-from vaultevents.chain.execution import ExecutionChain
-from vaultevents.chain.newheads import NewHeads
-from vaultevents.chain.urls import node_name
+from vaultevents.chain.execution.client import ExecutionChain
+from vaultevents.chain.execution.head_subscription import NewHeads
+from vaultevents.chain.upstream.redaction import node_name
 from vaultevents.cli.console import complete, put_json, say
 from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.settings import settings_of
@@ -17,9 +17,11 @@ from vaultevents.config import Settings
 from vaultevents.core.errors import ConfigError, LocalFault, SourceUnavailable, VaulteventsError
 from vaultevents.core.proxies import Proxy
 from vaultevents.core.units import Address, checksum
-from vaultevents.opening.database import open_store, service_clock
-from vaultevents.opening.delivery import check_authority, proxy, reach_proxy
-from vaultevents.opening.sources import (
+from vaultevents.store import status as overview
+from vaultevents.store.pool import Database
+from vaultevents.wiring.database import open_store, service_clock
+from vaultevents.wiring.delivery import check_authority, proxy, reach_proxy
+from vaultevents.wiring.sources import (
     AUDIT_OFF,
     guarantee_of,
     locator_problem,
@@ -29,8 +31,6 @@ from vaultevents.opening.sources import (
     switched_off,
     with_node_alone,
 )
-from vaultevents.store import status as overview
-from vaultevents.store.pool import Database
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,11 @@ from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.gateway import Gateway
 from vaultevents.devnet.receivers import Hook, Receivers, Reply, per_event
-from vaultevents.devnet.world import World
-from vaultevents.opening.database import Store, open_store
-from vaultevents.store import accounts, cluster, webhooks
+from vaultevents.devnet.simulation import Simulation
+from vaultevents.store import accounts, webhooks
+from vaultevents.store.postgres import layout
 from vaultevents.telemetry import configure_logging
+from vaultevents.wiring.database import Store, open_store
 
 HISTORY_BLOCKS, HISTORY_EVENTS = 200, 30
 LIVE_BLOCKS, BLOCK_S = 20, 0.25
@@ -93,7 +94,7 @@ def _wait_for_the_server(directory: Path) -> None:
     if not directory.exists():
         return
     give_up_at_s = time.monotonic() + SERVER_GONE_S
-    while cluster.is_held(cluster.supervisor_lock(directory)) and time.monotonic() < give_up_at_s:
+    while layout.is_held(layout.supervisor_lock(directory)) and time.monotonic() < give_up_at_s:
         time.sleep(0.05)
 
 
@@ -112,7 +113,7 @@ class Subscriber:
 class Stage:
     """Everything that runs in the demo."""
 
-    world: World
+    world: Simulation
     settings: Settings
     subscribers: tuple[Subscriber, ...]
     began_at_s: float
@@ -193,7 +194,7 @@ async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
     began_at_s = time.monotonic()
     genesis_s = int(time.time()) - HISTORY_BLOCKS - LEAD_S  # slots of a second, so that its clock is about ours
     chain = Chain(seed, genesis_time_s=genesis_s, seconds_per_slot=1)
-    world = World(seed, chain=chain, validators=VALIDATORS, report_every=REPORT_EVERY)
+    world = Simulation(seed, chain=chain, validators=VALIDATORS, report_every=REPORT_EVERY)
     world.history(HISTORY_BLOCKS, HISTORY_EVENTS)
     receivers, node, beacon = Receivers(directory), ExecutionServer(world.chain), BeaconServer(world.beacon)
     gateway = Gateway(world.report_files)
@@ -228,7 +229,7 @@ async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
         await receivers.stop()
 
 
-async def _register(store: Store, world: World, receivers: Receivers) -> list[Subscriber]:
+async def _register(store: Store, world: Simulation, receivers: Receivers) -> list[Subscriber]:
     """Two accounts with their vaults, a webhook for each, one for claims alone, and one that fails at first."""
     for account_id in sorted({registration.account_id for registration in world.registrations}):
         await accounts.add_account(store.database, account_id, account_id.title())

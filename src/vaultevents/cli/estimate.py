@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vaultevents.chain.execution import ExecutionChain
+from vaultevents.chain.execution.client import ExecutionChain
 from vaultevents.core.spans import Span
 from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.watch.streams import Stream

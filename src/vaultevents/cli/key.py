@@ -17,9 +17,9 @@ from vaultevents.core.registry import check_id
 from vaultevents.core.rsakeys import fingerprint, parse_public_key
 from vaultevents.core.sealing import Secret, keyed_hash
 from vaultevents.core.webhooks import parse_network
-from vaultevents.opening.database import open_hash_key, open_store
 from vaultevents.store import apikeys
 from vaultevents.store.apikeys import ApiKey, PublicKey, Role
+from vaultevents.wiring.database import open_hash_key, open_store
 
 key = typer.Typer(help="Add, list, rotate and revoke the keys of the HTTP API.", no_args_is_help=True)
 

@@ -15,9 +15,9 @@ from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.settings import settings_of
 from vaultevents.core.registry import check_id
 from vaultevents.core.sealing import NONCE_BYTES
-from vaultevents.core.stepup import SEED_BYTES, new_seed, otpauth_uri
-from vaultevents.opening.database import open_store
+from vaultevents.core.totp import SEED_BYTES, new_seed, otpauth_uri
 from vaultevents.store import mfa as factors
+from vaultevents.wiring.database import open_store
 
 mfa = typer.Typer(
     help="Enrol and reset the second factor with which an account changes its webhooks.", no_args_is_help=True

@@ -15,9 +15,9 @@ from vaultevents.cli.progress import RowProgress
 from vaultevents.cli.settings import settings_of
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError
-from vaultevents.opening.database import open_store
 from vaultevents.store import retention
 from vaultevents.store.retention import Pruned
+from vaultevents.wiring.database import open_store
 
 KEPT_DAYS = 90
 _DAYS = re.compile(r"(\d{1,5})d")

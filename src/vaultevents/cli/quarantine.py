@@ -16,14 +16,14 @@ from vaultevents.core.errors import InputError, SourceUnavailable
 from vaultevents.core.logs import owners_of
 from vaultevents.core.registry import Owner, Registry
 from vaultevents.core.units import Address, checksum, hex_text, parse_address
-from vaultevents.opening.database import open_store, service_clock
-from vaultevents.opening.sources import open_sources
 from vaultevents.store import quarantine as store
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 from vaultevents.store.quarantine import QuarantinedLog
 from vaultevents.store.registry import current_registry
 from vaultevents.watch.quarantine import Retried, read_again
+from vaultevents.wiring.database import open_store, service_clock
+from vaultevents.wiring.sources import open_sources
 
 MOST_ROWS = 500
 MOST_BLOCKS = 10_000

@@ -28,10 +28,6 @@ from vaultevents.core.errors import (
 )
 from vaultevents.core.reports import ADVICE, FailureKind, ReportInvalid, failure_kind
 from vaultevents.core.spans import Span
-from vaultevents.opening.database import open_store, service_clock
-from vaultevents.opening.garbage_collection import collect_less
-from vaultevents.opening.memory import keeping_limits
-from vaultevents.opening.sources import Sources, open_sources, setting_of
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 from vaultevents.store.reports import StoredReport, reports_in
@@ -39,6 +35,10 @@ from vaultevents.store.validators import epoch_at
 from vaultevents.watch.reports import Resolver
 from vaultevents.watch.streams import Stream
 from vaultevents.watch.watcher import Advanced, pauses, run
+from vaultevents.wiring.database import open_store, service_clock
+from vaultevents.wiring.garbage_collection import collect_less
+from vaultevents.wiring.node_state import keeping_learned_limits
+from vaultevents.wiring.sources import Sources, open_sources, setting_of
 
 log = structlog.get_logger("cli")
 
@@ -204,7 +204,7 @@ async def _replay(settings: Settings, wanted: Range, *, deliver: bool) -> tuple[
         clock = await service_clock(store.database)
         async with (
             open_sources(settings, store.database, clock, without_beacon=True) as sources,
-            keeping_limits(store.database, sources.pools),
+            keeping_learned_limits(store.database, sources.pools),
         ):
             await _refuse_unfinished(sources, wanted)
             collect_less()

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from vaultevents.chain.ipfs import remember
+from vaultevents.chain.ipfs import write_cache
 from vaultevents.cli.console import complete, put_json, put_table, say
 from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.settings import settings_of
@@ -26,12 +26,12 @@ from vaultevents.core.reports import (
     failure_kind,
 )
 from vaultevents.core.units import checksum, eth_text, hex_text
-from vaultevents.opening.database import open_store
-from vaultevents.opening.sources import open_files, report_cache
 from vaultevents.store import reports
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.reports import StoredReport
 from vaultevents.watch.reports import Resolver, read_published
+from vaultevents.wiring.database import open_store
+from vaultevents.wiring.sources import open_files, report_cache
 
 report = typer.Typer(help="Oracle reports: files, proofs, calldata.", no_args_is_help=True)
 
@@ -230,7 +230,7 @@ async def _import(settings: Settings, content: bytes) -> list[StoredReport]:
             except ReportInvalid as problem:
                 problems.append(problem)
                 continue
-            remember(report_cache(settings) / stored.log.cid, content)  # a vault that is added later needs it again
+            write_cache(report_cache(settings) / stored.log.cid, content)  # a vault that is added later needs it again
             try:
                 await Resolver(Outbox(store.database), InHand(content), 1.0).resolve(stored)
             except ReportUndecodable as problem:

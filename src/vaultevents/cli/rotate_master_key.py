@@ -17,9 +17,9 @@ from vaultevents.config import Settings
 from vaultevents.core.environment import NEW_KEY_VARIABLE
 from vaultevents.core.errors import InputError
 from vaultevents.core.sealing import NONCE_BYTES, MasterKey, parse_master_key
-from vaultevents.opening.database import open_rotation
-from vaultevents.opening.keyfiles import put_away_former_key, read_key_file
 from vaultevents.store.rotation import reseal
+from vaultevents.wiring.database import open_rotation
+from vaultevents.wiring.key_files import put_away_former_key, read_key_file
 
 
 def rotate_master_key(

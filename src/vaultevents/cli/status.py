@@ -10,9 +10,9 @@ from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.settings import settings_of
 from vaultevents.config import Settings
 from vaultevents.core.errors import VaulteventsError
-from vaultevents.opening.database import open_store
-from vaultevents.opening.sources import guarantee_of, open_chain, switched_off
 from vaultevents.store import status as overview
+from vaultevents.wiring.database import open_store
+from vaultevents.wiring.sources import guarantee_of, open_chain, switched_off
 
 HEAD_WITHIN_S = 5.0
 FOLLOWS_WITHIN = 128

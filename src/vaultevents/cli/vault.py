@@ -15,12 +15,12 @@ from vaultevents.config import Settings
 from vaultevents.core.errors import InputError
 from vaultevents.core.registry import Vault, check_id
 from vaultevents.core.units import Address, checksum, parse_address
-from vaultevents.opening.database import Store, open_store
 from vaultevents.store import accounts
 from vaultevents.store.registry import current_registry
+from vaultevents.wiring.database import Store, open_store
 
 if TYPE_CHECKING:
-    from vaultevents.chain.execution import ExecutionChain
+    from vaultevents.chain.execution.client import ExecutionChain
 
 vault = typer.Typer(help="Add, list and remove the staking vaults that are watched.", no_args_is_help=True)
 
@@ -103,8 +103,8 @@ async def _start(settings: Settings, store: Store, contract: Address, start: Lit
 @asynccontextmanager
 async def _open_nodes(settings: Settings, store: Store) -> AsyncIterator[ExecutionChain]:
     """Open the nodes at their finalized head; they are imported here, since a list of vaults needs none."""
-    from vaultevents.chain.execution import HeadPolicy
-    from vaultevents.opening.sources import open_chain
+    from vaultevents.chain.execution.client import HeadPolicy
+    from vaultevents.wiring.sources import open_chain
 
     async with open_chain(settings, store.database, head=HeadPolicy()) as chain:
         yield chain

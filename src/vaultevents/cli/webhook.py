@@ -17,9 +17,9 @@ from vaultevents.cli.settings import settings_of
 from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
 from vaultevents.core.webhooks import Webhook, check_event_types, check_url
-from vaultevents.opening.database import Store, open_store
-from vaultevents.opening.delivery import url_rules
 from vaultevents.store import resends, webhooks
+from vaultevents.wiring.database import Store, open_store
+from vaultevents.wiring.delivery import url_rules
 
 webhook = typer.Typer(
     help="Add, list, pause, enable, test and remove the URLs to which events are delivered.", no_args_is_help=True

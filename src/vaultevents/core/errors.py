@@ -4,16 +4,16 @@
     ├── OperatorError            a person must fix it; its text is one sentence that says what to do; exit code 1
     │   ├── ConfigError            a setting
     │   ├── InputError             an argument, an address, an id, a URL
-    │   │   ├── CursorUnknown        of a page: altered, foreign, or of another list (core/pages.py)
+    │   │   ├── CursorUnknown        of a page: altered, foreign, or of another list (core/pagination.py)
     │   │   └── JsonMalformed        bytes that are not JSON, or can be read in two ways (core/jsonbody.py)
     │   ├── DatabaseUnusable       of a newer or altered schema, too old, wrong key, no privilege (store/sqlstates.py)
     │   ├── SealBroken             a sealed secret does not open (core/sealing.py)
     │   ├── WrongNetwork           a node of another chain than the one this database is pinned to (rule E10)
     │   └── StreamStopped          a stream that must not go on by itself
     ├── TokenRejected            a request's token that does not authenticate it (core/tokens.py)
-    ├── TokenReplayed, StepUpRefused                        a change that may not be made (store/mutations.py)
+    ├── TokenReplayed, StepUpRefused                        a refused change (store/authorized_transaction.py)
     ├── WebhookUnknown, VaultsUnknown                       (store/webhooks.py)
-    ├── TooManyWebhooks, IdempotencyConflict                (store/customers.py)
+    ├── TooManyWebhooks, IdempotencyConflict                (store/webhook_management.py)
     ├── ReportInvalid            bytes of which nothing can be made for a report (core/reports.py)
     │   ├── NotTheFile             they are not those of the event's CID: the fault of who gave them
     │   └── ReportUndecodable      they are, or the CID is of an unknown form: the fault of the report itself

@@ -38,14 +38,14 @@ class FundingReceived:
         ordinal = f"_{self.position}" if self.position > 1 else ""
         return hex_text(self.tx_hash).upper() + ordinal
 
-    def fields(self) -> dict[str, Any]:
+    def payload(self) -> dict[str, Any]:
         return {
             "tx_hash": hex_text(self.tx_hash),
             "amount_wei": str(self.amount_wei),
             "staking_vault_address": checksum(self.vault),
         }
 
-    def words(self, vault_id: str) -> tuple[str, str]:
+    def title_and_message(self, vault_id: str) -> tuple[str, str]:
         return "Funding received", f"Vault {vault_id} received {eth_text(self.amount_wei)} ETH."
 
 
@@ -61,7 +61,7 @@ class _OfValidator:
     def id_suffix(self, vault_id: str) -> str:
         return str(self.validator_index)
 
-    def fields(self) -> dict[str, Any]:
+    def payload(self) -> dict[str, Any]:
         return {
             "validator_index": self.validator_index,
             "validator_pubkey": hex_text(self.validator_pubkey),
@@ -75,7 +75,7 @@ class ValidatorActivated(_OfValidator):
 
     event_type: ClassVar[str] = "validator_activated"
 
-    def words(self, vault_id: str) -> tuple[str, str]:
+    def title_and_message(self, vault_id: str) -> tuple[str, str]:
         text = f"Validator {self.validator_index} of vault {vault_id} became active in epoch {self.epoch}."
         return "Validator activated", text
 
@@ -86,7 +86,7 @@ class ValidatorExited(_OfValidator):
 
     event_type: ClassVar[str] = "validator_exited"
 
-    def words(self, vault_id: str) -> tuple[str, str]:
+    def title_and_message(self, vault_id: str) -> tuple[str, str]:
         text = f"Validator {self.validator_index} of vault {vault_id} exited in epoch {self.epoch}."
         return "Validator exited", text
 
@@ -101,10 +101,10 @@ class ValidatorWithdrawalCompleted(_OfValidator):
     def id_suffix(self, vault_id: str) -> str:
         return f"{self.validator_index}_{self.epoch}"
 
-    def fields(self) -> dict[str, Any]:
-        return {**_OfValidator.fields(self), "amount_eth": eth_text(self.amount_wei)}
+    def payload(self) -> dict[str, Any]:
+        return {**_OfValidator.payload(self), "amount_eth": eth_text(self.amount_wei)}
 
-    def words(self, vault_id: str) -> tuple[str, str]:
+    def title_and_message(self, vault_id: str) -> tuple[str, str]:
         amount = eth_text(self.amount_wei)
         text = f"{amount} ETH moved from validator {self.validator_index} to vault {vault_id} in epoch {self.epoch}."
         return "Validator withdrawal completed", text
@@ -126,7 +126,7 @@ class WithdrawalClaimed:
     def id_suffix(self, vault_id: str) -> str:
         return f"{checksum(self.queue)}_{self.request_id}"
 
-    def fields(self) -> dict[str, Any]:
+    def payload(self) -> dict[str, Any]:
         return {
             "tx_hash": hex_text(self.tx_hash),
             "request_id": str(self.request_id),
@@ -136,7 +136,7 @@ class WithdrawalClaimed:
             "withdrawal_queue_address": checksum(self.queue),
         }
 
-    def words(self, vault_id: str) -> tuple[str, str]:
+    def title_and_message(self, vault_id: str) -> tuple[str, str]:
         amount = eth_text(self.amount_wei)
         return "Withdrawal claimed", f"Withdrawal request {self.request_id} of vault {vault_id} paid {amount} ETH."
 
@@ -153,10 +153,10 @@ class ReportUpdateAvailable:
     def id_suffix(self, vault_id: str) -> str:
         return f"{vault_id}_{self.report_timestamp}"
 
-    def fields(self) -> dict[str, Any]:
+    def payload(self) -> dict[str, Any]:
         return {"calldata": hex_text(self.calldata), "report_timestamp": str(self.report_timestamp)}
 
-    def words(self, vault_id: str) -> tuple[str, str]:
+    def title_and_message(self, vault_id: str) -> tuple[str, str]:
         text = f"An oracle report with timestamp {self.report_timestamp} was published for vault {vault_id}."
         return "Report update available", text
 
@@ -238,8 +238,8 @@ def encode(event: Event, encoding: int = ENCODING) -> bytes:
     if encoding != 1:
         raise ValueError(f"encoding {encoding} is not known to this version")
     observation, owner = event.observation, event.owner
-    words = observation.payload.words(owner.vault_id)
-    return _envelope(event.id, owner, event.event_type, words, observation.payload.fields(), observation.at_ms)
+    words = observation.payload.title_and_message(owner.vault_id)
+    return _envelope(event.id, owner, event.event_type, words, observation.payload.payload(), observation.at_ms)
 
 
 def encode_test(account_id: str, vault_id: str, webhook_id: str, random: str, at_ms: int) -> tuple[str, bytes]:

@@ -22,7 +22,7 @@ class LogLimit:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeMemory:
+class NodeState:
     """`name` is redacted. `since_s` is for how long the node has been in use, or has not been.
 
     `requests_per_s` is None while the node has refused none for their rate.

@@ -88,11 +88,11 @@ class Vault:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Owner:
-    """Whose event it is; `quiet` events are stored and sent to nobody."""
+    """Whose event it is; `suppressed` events are stored and sent to nobody."""
 
     account_id: str
     vault_id: str
-    quiet: bool = False
+    suppressed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from vaultevents.core.sealing import SealBroken
 from vaultevents.dispatch.lanes import Lane
 from vaultevents.dispatch.policy import Bursts, SlotPolicy
 from vaultevents.dispatch.sender import Reply, Sender
-from vaultevents.dispatch.waiting import Item, Pending, Wakeup
+from vaultevents.dispatch.waiting import ClaimSignal, Item, Pending
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.deliveries import AttemptState, Delivery, Settled, Settlement
 
@@ -86,7 +86,7 @@ class Dispatcher:
         self._clock = clock
         self._slots = SlotPolicy(options.concurrency, options.per_webhook, options.per_webhook_max)
         self._bursts = Bursts(BURST)
-        self._wakeup = Wakeup()
+        self._wakeup = ClaimSignal()
         self._accepted = Pending[Settlement](FLUSH_AT)
         self._failed = Pending[Settlement]()
         self._prevented = Pending[tuple[Delivery, Reply]]()

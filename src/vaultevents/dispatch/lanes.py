@@ -18,7 +18,7 @@ import structlog
 
 from vaultevents import metrics
 from vaultevents.core.retries import SCHEDULE_S, Exhausted, NotAttempted, Outcome, Verdict, judge
-from vaultevents.core.streaks import DEFAULT_PARKING, Parking
+from vaultevents.core.webhook_health import DEFAULT_PARKING, Parking
 from vaultevents.dispatch.sender import Reply
 from vaultevents.dispatch.signer import Signer
 from vaultevents.store import deliveries as queue

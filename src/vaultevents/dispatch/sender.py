@@ -29,7 +29,7 @@ import structlog
 from vaultevents.core.errors import InputError, LocalFault
 from vaultevents.core.proxies import Proxy
 from vaultevents.core.timing import NO_TIMING, Timing
-from vaultevents.dispatch.connection import Answer, Connection, Malformed, Pool
+from vaultevents.dispatch.http_client import Connection, Malformed, Pool, ReceiverResponse
 from vaultevents.egress import KEEP_ALIVE_S, EgressRefused, Guard, tls_context
 from vaultevents.proxy import ProxyRefused, dial_proxy, open_tunnel
 
@@ -223,7 +223,7 @@ class Sender:
     ) -> None:
         request = b"%scontent-length: %d\r\n%s\r\n%s" % (target.head, len(body), _header_lines(headers), body)
 
-        def answered(answer: Answer) -> None:
+        def answered(answer: ReceiverResponse) -> None:
             reply = _reply(answer, connection.address, begun[0], self._clock(), begun[1])
             self._give_back(target.origin, connection)
             done(reply)
@@ -334,7 +334,7 @@ def _header_lines(headers: Mapping[str, str]) -> bytes:
     return lines.encode("latin-1")
 
 
-def _reply(answer: Answer, address: str | None, started_s: float, ended_s: float, timing: Timing) -> Reply:
+def _reply(answer: ReceiverResponse, address: str | None, started_s: float, ended_s: float, timing: Timing) -> Reply:
     first_byte_ms = None if answer.first_byte_at_s is None else _ms(answer.first_byte_at_s - started_s)
     error = None
     if answer.failure is not None:

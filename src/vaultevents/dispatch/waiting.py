@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class Wakeup(asyncio.Event):
+class ClaimSignal(asyncio.Event):
     """Ends the wait before the next cycle; `stopping`: cycles settle what is in flight, and claim no more."""
 
     stopping = False

@@ -15,8 +15,8 @@ from uuid import UUID
 
 import msgspec
 
-from vaultevents.core.streaks import DEFAULT_PARKING, Parking, Streak, should_disable
 from vaultevents.core.timing import NO_TIMING, Timing
+from vaultevents.core.webhook_health import DEFAULT_PARKING, Parking, Streak, should_disable
 from vaultevents.store.notices import Notice, record
 from vaultevents.store.pool import Connection, Database, Record
 from vaultevents.store.registry import lock_registry

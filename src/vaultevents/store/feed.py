@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Self
 
-from vaultevents.core.pages import CursorUnknown
+from vaultevents.core.pagination import CursorUnknown
 from vaultevents.store.pool import Connection, Database
 from vaultevents.store.sessions import allow
 
@@ -73,7 +73,7 @@ async def page(
     return [FeedEvent(row["id"], row["body"], FeedPosition(place["epoch"], row["xid"], row["seq"])) for row in rows]
 
 
-# An event that came back after a reorganisation has moved on to a later transaction. The horizon may be older than the
+# An event that came back after a reorg has moved on to a later transaction. The horizon may be older than the
 # page: then the newest events wait for the next one.
 _PLACE = """
 select epoch, pg_snapshot_xmin(pg_current_snapshot()) as horizon,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from vaultevents.core.nodes import CircuitState, LogLimit, NodeMemory, Upstream
+from vaultevents.core.nodes import CircuitState, LogLimit, NodeState, Upstream
 from vaultevents.store.pool import Connection, Database
 
 
@@ -24,26 +24,26 @@ class NodeFacts:
     updated_at: datetime
 
 
-async def remember(database: Database, upstream: Upstream, memories: Sequence[NodeMemory]) -> None:
+async def save_node_state(database: Database, upstream: Upstream, node_states: Sequence[NodeState]) -> None:
     """Keeps everything, in place of what was known; nodes that are not configured any longer are forgotten."""
     async with database.transaction() as connection:
         await connection.execute(
             "delete from nodes where upstream = $1 and name <> all ($2::text[])",
             upstream,
-            [memory.name for memory in memories],
+            [memory.name for memory in node_states],
         )
-        for memory in _in_order(memories):
+        for memory in _in_order(node_states):
             await connection.execute(_REMEMBER, upstream, *_values(memory))
 
 
-async def remember_limits(database: Database, upstream: Upstream, memories: Sequence[NodeMemory]) -> None:
+async def save_limits(database: Database, upstream: Upstream, node_states: Sequence[NodeState]) -> None:
     """Store the learned limits of nodes and leave their circuits as another process has stored them."""
     async with database.transaction() as connection:
-        for memory in _in_order(memories):
+        for memory in _in_order(node_states):
             await connection.execute(_REMEMBER_LIMITS, upstream, *_values(memory))
 
 
-async def recalled(database: Database, upstream: Upstream) -> list[NodeMemory]:
+async def load_node_states(database: Database, upstream: Upstream) -> list[NodeState]:
     """What was kept of the nodes of an upstream."""
     async with database.transaction() as connection:
         found = await connection.fetch(
@@ -52,7 +52,7 @@ async def recalled(database: Database, upstream: Upstream) -> list[NodeMemory]:
             upstream,
         )
     return [
-        NodeMemory(
+        NodeState(
             row["name"],
             row["state"],
             row["problem"],
@@ -73,12 +73,12 @@ async def facts(connection: Connection) -> list[NodeFacts]:
     return [NodeFacts(**row) for row in found]
 
 
-def _in_order(memories: Sequence[NodeMemory]) -> list[NodeMemory]:
+def _in_order(node_states: Sequence[NodeState]) -> list[NodeState]:
     """In one order everywhere, so that two who write wait for each other and never in a circle."""
-    return sorted(memories, key=lambda memory: memory.name)
+    return sorted(node_states, key=lambda memory: memory.name)
 
 
-def _values(memory: NodeMemory) -> tuple[object, ...]:
+def _values(memory: NodeState) -> tuple[object, ...]:
     logs = memory.logs
     return (
         memory.name,

@@ -15,9 +15,9 @@ from vaultevents.core.registry import Registry
 from vaultevents.core.reports import ReportLog
 from vaultevents.core.spans import Span
 from vaultevents.core.webhooks import Webhook, matches
-from vaultevents.store import forks
-from vaultevents.store.audits import Comparison, compare_events, compare_reports, place_of_report
+from vaultevents.store import reorgs
 from vaultevents.store.cursors import EPOCH_STREAMS, note_problem, read_through
+from vaultevents.store.event_comparison import Comparison, compare_events, compare_reports, place_of_report
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
 from vaultevents.store.quarantine import Changes, synchronize
 from vaultevents.store.registry import current_registry, registry_version, share_registry
@@ -155,7 +155,7 @@ class Outbox:
         *,
         deliver: bool = True,
         reports: Sequence[ReportLog] = (),
-        near: forks.NearBlocks | None = None,
+        near: reorgs.NearBlocks | None = None,
         unverified: int | None = None,
         quarantined: Sequence[UndecodableLog] = (),
     ) -> Committed | Lost:
@@ -179,7 +179,7 @@ class Outbox:
             if found and not deliver:
                 await _refuse_silencing(connection, new)
             if near is not None:
-                await forks.keep(connection, old.stream, old.position, old.anchor, near)
+                await reorgs.keep(connection, old.stream, old.position, old.anchor, near)
             final = None if near is None else near.final
             stored = await _store(connection, found, state.filter_revision, deliver=deliver, final=final)
             changes = await _quarantine(connection, old, new, found, reports, quarantined)
@@ -187,15 +187,15 @@ class Outbox:
                 compared = _without_resolved(compared, changes, found, reports)
             return replace(stored, compared=compared, quarantine=changes)
 
-    async def near_blocks(self, stream: str) -> dict[int, forks.BlockHash]:
+    async def near_blocks(self, stream: str) -> dict[int, reorgs.BlockHash]:
         """The hashes of the blocks of a stream that may still be reorganised, as they were read."""
         async with self.database.transaction() as connection:
-            return await forks.kept(connection, stream)
+            return await reorgs.kept(connection, stream)
 
-    async def rewind(self, cursor: Cursor, to: int, anchor: forks.BlockHash) -> forks.Rewind | Lost:
+    async def rewind(self, cursor: Cursor, to: int, anchor: reorgs.BlockHash) -> reorgs.Rewind | Lost:
         """Takes back what was read after block `to`, which is still on the chain; `Lost` as in `commit` (rule C1)."""
         async with self.database.transaction() as connection:
-            done = await forks.rewind(connection, cursor.id, cursor.stream, cursor.position, cursor.anchor, to, anchor)
+            done = await reorgs.rewind(connection, cursor.id, cursor.stream, cursor.position, cursor.anchor, to, anchor)
         return Lost() if done is None else done
 
     async def resolve(
@@ -306,12 +306,12 @@ async def _store(
     first = {event.key: event for event in reversed(ordered)}  # a queue may emit one claim twice: first wins
     stored = await _insert(connection, list(first.values())[::-1], filter_revision, deliver=deliver)
     if final is not None:
-        await forks.mark_near(connection, stored.values(), final)
+        await reorgs.mark_near(connection, stored.values(), final)
     await _fan_out(connection, [(seq, first[key]) for key, seq in stored.items()] if deliver else [])
     others = [event for event in ordered if event.key not in stored or first[event.key] is not event]
     rows = await _stored(connection, others)
     if back := [first[key] for key, row in rows.items() if row["orphaned_at"] is not None]:
-        await forks.revive(connection, back)
+        await reorgs.revive(connection, back)
         rows = await _stored(connection, others)
     unlike = [one for one in others if one.body_in(rows[one.key]["encoding"]) != rows[one.key]["body"]]
     different = tuple(event.id for event in unlike if not rows[event.key]["near_head"])
@@ -340,7 +340,7 @@ async def _insert(
             event.observation.block,
             event.observation.at_ms,
             event.body,
-            event.owner.quiet or not deliver,
+            event.owner.suppressed or not deliver,
         )
         for event in events
     ]
@@ -371,7 +371,7 @@ _STAGING = (
 
 async def _fan_out(connection: Connection, fresh: Sequence[tuple[int, Event]]) -> None:
     """One delivery for each webhook whose filter matches now (rule D9)."""
-    fresh = [(seq, event) for seq, event in fresh if not event.owner.quiet]
+    fresh = [(seq, event) for seq, event in fresh if not event.owner.suppressed]
     if not fresh:
         return
     webhooks: dict[str, list[Webhook]] = {}

@@ -210,7 +210,7 @@ returning a.address, before.unnoticed as logs
 
 
 async def forget_after(connection: Connection, stream: str, block: int) -> None:
-    """Remove the rows of blocks after `block`, which a reorganisation has taken off the chain (rule C1)."""
+    """Remove the rows of blocks after `block`, which a reorg has taken off the chain (rule C1)."""
     await connection.execute("delete from quarantined_logs where stream = $1 and block_number > $2", stream, block)
 
 

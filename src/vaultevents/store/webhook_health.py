@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 
-from vaultevents.core.streaks import Parking, Streak, failed, should_disable, should_warn
+from vaultevents.core.webhook_health import Parking, Streak, failed, should_disable, should_warn
 from vaultevents.store.notices import Notice, record
 from vaultevents.store.pool import Connection, Database, Record
 from vaultevents.store.registry import lock_registry

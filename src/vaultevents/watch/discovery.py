@@ -14,8 +14,8 @@ from datetime import timedelta
 
 import structlog
 
-from vaultevents.chain.beacon import BeaconChain
-from vaultevents.chain.execution import ExecutionChain
+from vaultevents.chain.beacon.client import BeaconChain
+from vaultevents.chain.execution.client import ExecutionChain
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
 from vaultevents.core.registry import Registry
@@ -66,15 +66,15 @@ class Discovery:
                 await self.step()
             except (SourceUnavailable, DatabaseUnavailable) as error:
                 pause = next(waits)
-                await self._tell(str(error))
+                await self._report_problem(str(error))
                 log.warning("discovery_waits", problem=str(error), retry_in_s=pause)
                 await asyncio.sleep(pause)
                 continue
             waits = pauses()
-            await self._tell(None)
+            await self._report_problem(None)
             await asyncio.sleep(self._poll_s)
 
-    async def _tell(self, problem: str | None) -> None:
+    async def _report_problem(self, problem: str | None) -> None:
         """What keeps discovery keeps the stream that lives on its records."""
         if problem is None and self._reported is None:
             return

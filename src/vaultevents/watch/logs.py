@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
-from vaultevents.chain.execution import ExecutionChain, LogRange
+from vaultevents.chain.execution.client import ExecutionChain, LogRange
 from vaultevents.core.errors import NodeFault
 from vaultevents.core.logs import Header, fold, owned
 from vaultevents.core.registry import Registry, Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Hash32, hex_text
-from vaultevents.store.forks import NearBlocks
 from vaultevents.store.outbox import Cursor
-from vaultevents.watch.source import Forked, Known, Reading
+from vaultevents.store.reorgs import NearBlocks
+from vaultevents.watch.source import Known, Reading, Reorged
 
 AHEAD = 2
 """Spans of a backfill that are read while the one in front of them is committed."""
@@ -36,7 +36,7 @@ class LogsSource:
     async def head(self) -> int:
         return (await self._chain.final_head()).number
 
-    async def live_head(self, cursor: Cursor, known: Callable[[], Awaitable[Known]]) -> int | Forked:
+    async def live_head(self, cursor: Cursor, known: Callable[[], Awaitable[Known]]) -> int | Reorged:
         head = await self._chain.head()
         if self._chain.reads_near_head and not await self._stands(cursor, head, known):
             return await self.fork(cursor, await known()) or head.number
@@ -50,7 +50,7 @@ class LogsSource:
         at = head if head.number == cursor.position else await self._chain.header(cursor.position)
         return hex_text(at.hash) == cursor.anchor
 
-    async def fork(self, cursor: Cursor, known: Known) -> Forked | None:
+    async def fork(self, cursor: Cursor, known: Known) -> Reorged | None:
         if cursor.anchor is None or known.get(cursor.position) != cursor.anchor:
             return None
         numbers = sorted(known, reverse=True)
@@ -60,7 +60,7 @@ class LogsSource:
             headers = await self._chain.headers(numbers[at : at + _AT_ONCE])
             for number in sorted(headers, reverse=True):
                 if hex_text(headers[number].hash) == known[number]:
-                    return Forked(number, known[number]) if left else None  # that node stands, or is behind
+                    return Reorged(number, known[number]) if left else None  # that node stands, or is behind
                 left = True
         if numbers[-1] not in headers:  # it is behind all of them, which proves nothing
             return None

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import structlog
 
-from vaultevents.chain.execution import ExecutionChain, Reverted
+from vaultevents.chain.execution.client import ExecutionChain, Reverted
 from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
 from vaultevents.core.events import Observation, ReportUpdateAvailable, project
 from vaultevents.core.logs import is_watched, owned

@@ -11,8 +11,8 @@ from vaultevents.core.logs import UndecodableLog
 from vaultevents.core.registry import Registry
 from vaultevents.core.reports import ReportLog
 from vaultevents.core.spans import Span
-from vaultevents.store.forks import BlockHash, NearBlocks
 from vaultevents.store.outbox import Cursor
+from vaultevents.store.reorgs import BlockHash, NearBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Forked:
+class Reorged:
     """The chain has left the blocks that a cursor has read; those up to `ancestor` are still on it."""
 
     ancestor: int
@@ -87,11 +87,11 @@ Known = Mapping[int, BlockHash]
 class NearHead(Protocol):
     """A source whose live cursor may read blocks that can still be reorganised (rule C1)."""
 
-    async def live_head(self, cursor: Cursor, known: Callable[[], Awaitable[Known]]) -> int | Forked:
+    async def live_head(self, cursor: Cursor, known: Callable[[], Awaitable[Known]]) -> int | Reorged:
         """The last position that a live cursor may read now, or where the chain left what it has read."""
         ...
 
-    async def fork(self, cursor: Cursor, known: Known) -> Forked | None:
+    async def fork(self, cursor: Cursor, known: Known) -> Reorged | None:
         """Where the chain left what a live cursor has read; None when it did not, or where that is not known.
 
         Raises `NodeFault` when it left a final block.

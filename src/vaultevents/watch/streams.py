@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from vaultevents.chain.beacon import BeaconChain
-from vaultevents.chain.execution import ExecutionChain
+from vaultevents.chain.beacon.client import BeaconChain
+from vaultevents.chain.execution.client import ExecutionChain
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.units import Address
@@ -18,13 +18,13 @@ from vaultevents.store.outbox import Cursor, Outbox
 from vaultevents.store.pool import Connection, Database
 from vaultevents.store.registry import first_block
 from vaultevents.store.validators import earliest_epoch
-from vaultevents.watch.audit import AuditSource, follow_audit
+from vaultevents.watch.background_audit import AuditSource, follow_audit
 from vaultevents.watch.discovery import Discovery
-from vaultevents.watch.hint import Hint
 from vaultevents.watch.logs import LogsSource
 from vaultevents.watch.reports import ReportsSource
 from vaultevents.watch.source import LogSource, Source
 from vaultevents.watch.validators import ValidatorsSource
+from vaultevents.watch.wakeup import Wakeup
 from vaultevents.watch.watcher import Advanced, begun, run, run_backfills
 from vaultevents.watch.withdrawals import WithdrawalsSource
 
@@ -109,7 +109,7 @@ async def follow(
     stream: Stream,
     outbox: Outbox,
     on_advance: Callable[[Advanced], None],
-    hint: Hint,
+    hint: Wakeup,
     *,
     audit_per_s: float = 0.0,
 ) -> None:
@@ -135,7 +135,7 @@ async def follow(
 
 
 async def _follow_live(
-    stream: Stream, outbox: Outbox, cursor: Cursor, on_advance: Callable[[Advanced], None], hint: Hint
+    stream: Stream, outbox: Outbox, cursor: Cursor, on_advance: Callable[[Advanced], None], hint: Wakeup
 ) -> None:
     """Reads live from `cursor` on, and from the one that is begun anew where the database no longer has it."""
     while True:

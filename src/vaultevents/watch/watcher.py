@@ -21,13 +21,13 @@ from vaultevents.core.errors import (
 )
 from vaultevents.core.spans import Span
 from vaultevents.core.units import checksum
-from vaultevents.store.audits import Comparison
-from vaultevents.store.forks import Rewind
+from vaultevents.store.event_comparison import Comparison
 from vaultevents.store.outbox import Committed, Cursor, Lost, Outbox
 from vaultevents.store.quarantine import Changes
-from vaultevents.watch.hint import Hint, until
-from vaultevents.watch.reader import Reader
-from vaultevents.watch.source import Forked, Source
+from vaultevents.store.reorgs import Rewind
+from vaultevents.watch.prefetch import Prefetcher
+from vaultevents.watch.source import Reorged, Source
+from vaultevents.watch.wakeup import Wakeup, until
 
 log = structlog.get_logger("watch")
 
@@ -70,13 +70,13 @@ class Rewound:
 Outcome = Advanced | Idle | Done | Lost | Rewound
 
 
-async def advance(reader: Reader, outbox: Outbox, cursor: Cursor, *, deliver: bool = True) -> Outcome:
+async def advance(reader: Prefetcher, outbox: Outbox, cursor: Cursor, *, deliver: bool = True) -> Outcome:
     """Moves a cursor by its reader's next span; the only way in which events come to be."""
     if cursor.stop is not None and cursor.position >= cursor.stop:
         return Done()
     known = partial(outbox.near_blocks, cursor.stream)
     found = await reader.next_span(cursor, known)
-    if isinstance(found, Forked):
+    if isinstance(found, Reorged):
         return await _rewind(outbox, cursor, found)
     span, head = found
     if span is None:
@@ -109,13 +109,13 @@ async def advance(reader: Reader, outbox: Outbox, cursor: Cursor, *, deliver: bo
         metrics.node_failure("unknown_form")
         log.error("chain_form_unknown", stream=cursor.stream, since_block=reading.unverified, advice=UPGRADE)
     if outcome.compared is not None:
-        _tell(cursor.stream, span, outcome.compared)
+        _log_comparison(cursor.stream, span, outcome.compared)
     elif outcome.different:
         log.error("events_differ", stream=cursor.stream, span=str(span), ids=outcome.different)
     return Advanced(new, span, outcome)
 
 
-async def _rewind(outbox: Outbox, cursor: Cursor, forked: Forked) -> Rewound | Lost:
+async def _rewind(outbox: Outbox, cursor: Cursor, forked: Reorged) -> Rewound | Lost:
     done = await outbox.rewind(cursor, forked.ancestor, forked.anchor)
     if isinstance(done, Lost):
         return done
@@ -133,7 +133,7 @@ async def _rewind(outbox: Outbox, cursor: Cursor, forked: Forked) -> Rewound | L
     return Rewound(cursor.moved(forked.ancestor, forked.anchor), done)
 
 
-def _tell(stream: str, span: Span, compared: Comparison) -> None:
+def _log_comparison(stream: str, span: Span, compared: Comparison) -> None:
     """What an audit found; by then the missing ones are stored, and nothing else is changed."""
     for kind, event, ids in (
         ("missing", "events_were_missing", compared.missing),
@@ -194,7 +194,7 @@ async def run(
     patience: int | None = None,
     pause_s: float = 0.0,
     on_advance: Callable[[Advanced], None] = lambda _: None,
-    hint: Hint | None = None,
+    hint: Wakeup | None = None,
 ) -> bool:
     """Advances one cursor until it is done; False when the database no longer has it. A live one and an audit go on.
 
@@ -204,10 +204,10 @@ async def run(
     When an upstream or the database fails it waits and tries again, up to `patience` times in a row (None: for ever).
     It rests for `pause_s` for each position that it has read.
     """
-    failures, waits, hint = 0, pauses(), hint or Hint()
+    failures, waits, hint = 0, pauses(), hint or Wakeup()
     await outbox.note_problem(cursor, None)  # an earlier process may have left its own there
     database = outbox.database
-    with closing(Reader(source, step)) as reader:
+    with closing(Prefetcher(source, step)) as reader:
         losses, is_stored = database.losses, True
         while True:
             hinted = hint.next()  # before the head is asked for: none that comes meanwhile is missed
@@ -263,7 +263,7 @@ def _log_went_back(known: Cursor, stored: Cursor) -> None:
             kind=known.kind,
             known=known.position,
             stored=stored.position,
-            reason="an older copy of the database took over, or another process followed a reorganisation",
+            reason="an older copy of the database took over, or another process followed a reorg",
         )
 
 

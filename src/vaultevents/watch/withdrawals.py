@@ -6,8 +6,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from vaultevents.chain.beacon import BeaconChain
-from vaultevents.chain.execution import ExecutionChain
+from vaultevents.chain.beacon.client import BeaconChain
+from vaultevents.chain.execution.client import ExecutionChain
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import SourceUnavailable
 from vaultevents.core.logs import Header

@@ -1,0 +1,1 @@
+"""The beacon chain: Beacon API, finality and validator records."""

@@ -1,0 +1,1 @@
+"""The execution layer: JSON-RPC, and the proofs of what nodes return."""

@@ -1,0 +1,1 @@
+"""Several nodes of one upstream: exchange, retries, rate limits, circuit breakers, failover."""
