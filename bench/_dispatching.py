@@ -23,7 +23,7 @@ from vaultevents.egress import Guard
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.pool import open_database
 from vaultevents.telemetry import configure_logging
-from vaultevents.wiring.garbage_collection import collect_less
+from vaultevents.wiring.process_memory import tune_memory
 
 
 async def dispatch(facts: dict[str, Any]) -> None:
@@ -36,7 +36,7 @@ async def dispatch(facts: dict[str, Any]) -> None:
     stop_at_end_of(sys.stdin, stop)
     options = DispatchOptions(**facts["options"])
     async with Sender(guard, ca_file=ca_file) as sender:
-        collect_less()
+        tune_memory()
         print("ready", flush=True)
         lane = DeliveryLane(database, Signer({KEY.id: KEY}), options, random.Random(1))
         await Dispatcher(lane, sender, clock).run(stop)

@@ -40,7 +40,7 @@ from vaultevents.store.postgres.embedded import EmbeddedPostgres
 from vaultevents.store.registry import current_registry
 from vaultevents.watch.streams import Steps, logs_stream
 from vaultevents.watch.watcher import run
-from vaultevents.wiring.garbage_collection import collect_less
+from vaultevents.wiring.process_memory import tune_memory
 
 BLOCKS, LOGS, VAULTS, WEBHOOKS = 100_000, 20_000, 500, 2
 LATENCIES_MS = (0, 50)
@@ -112,7 +112,7 @@ async def one(who: str, target: dict[str, Any], url: str, blocks: int, compare: 
     anchor = (await _call(url, "eth_getBlockByNumber", hex(blocks), False))["hash"]
     task = Task.of(database, url, blocks, VAULTS, WEBHOOKS)
     await _call(url, "mock_counted")
-    collect_less()  # as the daemon and a replay do
+    tune_memory()  # as the daemon and a replay do
     match who:
         case "ours":
             seconds = await ours(database, url, blocks, anchor)

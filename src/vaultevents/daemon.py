@@ -44,8 +44,8 @@ from vaultevents.watch.wakeup import Wakeup
 from vaultevents.watch.watcher import Advanced
 from vaultevents.wiring.database import Store, open_hash_key, open_store, service_clock, while_lost
 from vaultevents.wiring.delivery import check_authority, operator_webhook, proxy, url_rules
-from vaultevents.wiring.garbage_collection import collect_less
 from vaultevents.wiring.node_state import keep_node_state
+from vaultevents.wiring.process_memory import tune_memory
 from vaultevents.wiring.sources import (
     AUDIT_OFF,
     head_policy,
@@ -122,7 +122,7 @@ async def serve(
                 log.warning("source_off", setting=setting, never_sent=never)
             if not settings.execution.audit_blocks_per_s:
                 log.warning("audit_off", advice=AUDIT_OFF)
-        collect_less()
+        tune_memory()
         log.info("started", network=settings.network, roles=sorted(only))
         await stop.wait()
         log.info("stopping")

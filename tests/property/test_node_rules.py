@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vaultevents.chain.execution.rpc_errors import LearnedRange
 from vaultevents.chain.upstream.circuit_breaker import LONGEST_PAUSE_S, CircuitBreaker
+from vaultevents.chain.upstream.learned_range import LearnedRange
 from vaultevents.chain.upstream.rate_limit import (
     FIRST_LEAST_PER_S,
     LEAST_PER_S,

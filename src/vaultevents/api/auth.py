@@ -160,7 +160,7 @@ class AuthMiddleware:
 
     def _valid_keys(self, key: ApiKey) -> list[RSAPublicKey]:
         now_s = self._now_s()
-        ends = [(one.der, one.valid_until) for one in key.public_keys]
+        ends = [(public_key.der, public_key.valid_until) for public_key in key.public_keys]
         return [_loaded(der) for der, until in ends if until is None or until.timestamp() > now_s]
 
 

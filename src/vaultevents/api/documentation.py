@@ -70,8 +70,8 @@ def _operations(document: Mapping[str, Any]) -> Iterator[str]:
             yield f"<h2><code>{method.upper()} {_text(path)}</code></h2><p>{_text(operation['summary'])}."
             yield f" {_text(operation.get('description', ''))}</p>"
             rows = [
-                (one["name"], one["in"], one.get("description", ""), one.get("required", False))
-                for one in operation.get("parameters", ())
+                (parameter["name"], parameter["in"], parameter.get("description", ""), parameter.get("required", False))
+                for parameter in operation.get("parameters", ())
             ]
             if rows:
                 yield "<table><tr><th>parameter<th>in<th>meaning</tr>"
@@ -104,11 +104,11 @@ def _kind(schema: Mapping[str, Any]) -> str:
         name = _text(schema["$ref"].rpartition("/")[2])
         return f"<a href=#{name}>{name}</a>"
     if "anyOf" in schema:
-        return " or ".join(_kind(one) for one in schema["anyOf"])
+        return " or ".join(_kind(option) for option in schema["anyOf"])
     if schema.get("type") == "array":
         return f"list of {_kind(schema['items'])}"
     if "enum" in schema:
-        return "one of " + ", ".join(f"<code>{_text(one)}</code>" for one in schema["enum"])
+        return "one of " + ", ".join(f"<code>{_text(value)}</code>" for value in schema["enum"])
     return _text(schema.get("format") or schema.get("type", "anything"))
 
 

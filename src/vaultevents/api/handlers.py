@@ -155,9 +155,9 @@ def _add_account(app: FastAPI, desk: ApiContext) -> None:
         caller = caller_of(request)
         after = desk.position(caller, "vaults", cursor) or ""
         async with desk.reading(caller) as connection:
-            found = [one for one in await accounts.vaults_of(connection, caller.key.account_id) if one.id > after]
+            found = [vault for vault in await accounts.vaults_of(connection, caller.key.account_id) if vault.id > after]
         more = desk.next_page(request, "vaults", found[limit - 1].id) if len(found) > limit else {}
-        return Response(_VAULTS.dump_json([_vault(one) for one in found[:limit]], by_alias=True), 200, more, JSON)
+        return Response(_VAULTS.dump_json([_vault(vault) for vault in found[:limit]], by_alias=True), 200, more, JSON)
 
 
 def _add_webhooks(app: FastAPI, desk: ApiContext) -> None:
@@ -170,7 +170,9 @@ def _add_webhooks(app: FastAPI, desk: ApiContext) -> None:
         async with desk.reading(caller) as connection:
             found = await webhook_management.page(connection, caller.key.account_id, limit + 1, after)
         more = desk.next_page(request, "webhooks", _place(found[limit - 1])) if len(found) > limit else {}
-        return Response(_ENTRIES.dump_json([_entry(one) for one in found[:limit]], by_alias=True), 200, more, JSON)
+        return Response(
+            _ENTRIES.dump_json([_entry(webhook) for webhook in found[:limit]], by_alias=True), 200, more, JSON
+        )
 
     @app.post(
         "/v1/account/webhooks",
@@ -283,7 +285,7 @@ def _add_deliveries(app: FastAPI, desk: ApiContext) -> None:
                 connection, caller.key.account_id, webhook_id, state, limit + 1, int(position) if position else None
             )
         more = desk.next_page(request, kind, str(found[limit - 1].id)) if len(found) > limit else {}
-        content = [_delivery(one) for one in found[:limit]]
+        content = [_delivery(delivery) for delivery in found[:limit]]
         return Response(_DELIVERIES.dump_json(content, by_alias=True), 200, more, JSON)
 
     @app.get(
@@ -299,7 +301,9 @@ def _add_deliveries(app: FastAPI, desk: ApiContext) -> None:
             raise Problem("not_found", "there is no delivery of this event to this webhook")
         facts, attempts = found
         return _json(
-            models.DeliveryWithAttempts(**dict(_delivery(facts)), attempt_log=[_attempt(one) for one in attempts])
+            models.DeliveryWithAttempts(
+                **dict(_delivery(facts)), attempt_log=[_attempt(attempt) for attempt in attempts]
+            )
         )
 
 
@@ -324,7 +328,7 @@ def _add_events(app: FastAPI, desk: ApiContext) -> None:
         async with desk.reading(caller) as connection:
             found = await feed.page(connection, caller.key.account_id, limit, after, since, until)
         more = desk.next_page(request, "events", str(found[-1].position)) if found else {}
-        return Response(b"[" + b",".join(one.body for one in found) + b"]", 200, more, JSON)
+        return Response(b"[" + b",".join(event.body for event in found) + b"]", 200, more, JSON)
 
     @app.get("/v1/account/events/{event_id}", response_model=models.Event, summary="One event, as it was delivered")
     async def event(request: Request, event_id: str) -> Response:

@@ -36,8 +36,8 @@ from vaultevents.watch.reports import Resolver
 from vaultevents.watch.streams import Stream
 from vaultevents.watch.watcher import Advanced, pauses, run
 from vaultevents.wiring.database import open_store, service_clock
-from vaultevents.wiring.garbage_collection import collect_less
 from vaultevents.wiring.node_state import keeping_learned_limits
+from vaultevents.wiring.process_memory import tune_memory
 from vaultevents.wiring.sources import Sources, open_sources, setting_of
 
 log = structlog.get_logger("cli")
@@ -207,7 +207,7 @@ async def _replay(settings: Settings, wanted: Range, *, deliver: bool) -> tuple[
             keeping_learned_limits(store.database, sources.pools),
         ):
             await _refuse_unfinished(sources, wanted)
-            collect_less()
+            tune_memory()
             with SpanProgress() as progress:
                 work = _Replay(settings, store.database, sources, wanted, progress.advanced, deliver=deliver)
                 await work.run()

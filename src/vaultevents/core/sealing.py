@@ -119,9 +119,9 @@ def seal(key: MasterKey, secret: Secret, aad: str, nonce: bytes) -> bytes:
 
 def open_sealed(key: MasterKey, blob: bytes, aad: str) -> Secret:
     """What was sealed for the row `aad` with this key or one before it; raises `SealBroken`."""
-    for one in key.known:
+    for known in key.known:
         with suppress(InvalidTag, ValueError):
-            return Secret(one._cipher.decrypt(blob[:NONCE_BYTES], blob[NONCE_BYTES:], aad.encode()).decode())
+            return Secret(known._cipher.decrypt(blob[:NONCE_BYTES], blob[NONCE_BYTES:], aad.encode()).decode())
     raise SealBroken(
         f"the secret of {aad} does not open with master key {key.id}: use the key it was sealed with, "
         "or restore the row from a backup if it was altered or moved"

@@ -245,7 +245,7 @@ class Sender:
     def _end_overdue(self) -> None:
         self._watch = asyncio.get_running_loop().call_later(OVERDUE_S, self._end_overdue) if self._busy else None
         now_s = self._clock()
-        for connection in [one for one in self._busy if one.deadline_s <= now_s]:
+        for connection in [busy for busy in self._busy if busy.deadline_s <= now_s]:
             connection.expire()
 
     def _give_back(self, origin: _Origin, connection: Connection) -> None:

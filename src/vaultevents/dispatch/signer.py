@@ -20,9 +20,9 @@ class Signer:
 
         @lru_cache(maxsize=4096)
         def opened(webhook_id: str, secrets: tuple[SealedSecret, ...]) -> tuple[str, ...]:
-            if missing := [one.key_id for one in secrets if one.key_id not in keys]:
+            if missing := [secret.key_id for secret in secrets if secret.key_id not in keys]:
                 raise SealBroken(f"a secret is sealed with the master key {missing[0]}, which is not at hand")
-            return tuple(open_sealed(keys[one.key_id], one.sealed, webhook_id).reveal() for one in secrets)
+            return tuple(open_sealed(keys[secret.key_id], secret.sealed, webhook_id).reveal() for secret in secrets)
 
         self._opened = opened
 

@@ -78,8 +78,8 @@ async def compare_reports(
     )
     stored = {(row["block_number"], row["log_index"]): tuple(row)[3:] for row in rows}
     due = {(row["block_number"], row["log_index"]) for row in rows if row["is_due"]}
-    derived = {(one.block_number, one.log_index): _told(one) for one in logs}
-    allowed = {(one.block_number, one.log_index): _told(one) for one in others} | derived
+    derived = {(log.block_number, log.log_index): _content(log) for log in logs}
+    allowed = {(log.block_number, log.log_index): _content(log) for log in others} | derived
     both = stored.keys() & allowed.keys()
     different = [key for key in both if stored[key] != allowed[key]]
     return Comparison(
@@ -166,7 +166,7 @@ def _is_same(row: Any, event: Event) -> bool:
     return columns == stored and event.body_in(row["encoding"]) == row["body"]
 
 
-def _told(log: ReportLog) -> tuple[Any, ...]:
+def _content(log: ReportLog) -> tuple[Any, ...]:
     return (
         *(str(log.timestamp), str(log.ref_slot), log.root, log.cid, log.tx_hash, log.address),
         log.block_time_ms // 1000,

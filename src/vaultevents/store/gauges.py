@@ -29,8 +29,8 @@ async def read(database: Database, counted: int = COUNTED) -> Stored:
         quarantine_open = await count_open(connection, COUNTED)
         cursors = await connection.fetch(_CURSORS)
         circuits = await connection.fetch(_NODES)
-    streams = {one["stream"]: StreamFacts(one["position"], one["age_s"], one["stuck_s"]) for one in cursors}
-    nodes = {(one["upstream"], one["state"]): one["nodes"] for one in circuits}
+    streams = {row["stream"]: StreamFacts(row["position"], row["age_s"], row["stuck_s"]) for row in cursors}
+    nodes = {(row["upstream"], row["state"]): row["nodes"] for row in circuits}
     return Stored(
         deliveries=_by_state(found, counted),
         quarantine_open=quarantine_open,

@@ -313,7 +313,7 @@ async def _store(
     if back := [first[key] for key, row in rows.items() if row["orphaned_at"] is not None]:
         await reorgs.revive(connection, back)
         rows = await _stored(connection, others)
-    unlike = [one for one in others if one.body_in(rows[one.key]["encoding"]) != rows[one.key]["body"]]
+    unlike = [event for event in others if event.body_in(rows[event.key]["encoding"]) != rows[event.key]["body"]]
     different = tuple(event.id for event in unlike if not rows[event.key]["near_head"])
     return Committed(len(stored), len(others) - len(unlike), different, len(unlike) - len(different))
 

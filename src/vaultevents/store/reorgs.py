@@ -53,7 +53,7 @@ async def keep(connection: Connection, stream: str, position: int, anchor: Block
         " on conflict (stream, number) do update set hash = excluded.hash",
         stream,
         list(hashes),
-        [bytes.fromhex(one[2:]) for one in hashes.values()],
+        [bytes.fromhex(block_hash[2:]) for block_hash in hashes.values()],
     )
     await connection.execute(
         "delete from near_blocks where stream = $1 and number < $2"

@@ -115,8 +115,8 @@ async def read(database: Database) -> Overview:
     return Overview(
         **row,
         deliveries=deliveries,
-        cursors=tuple(one for one in facts if one.kind != "audit"),
-        audits=tuple(one for one in facts if one.kind == "audit"),
+        cursors=tuple(cursor for cursor in facts if cursor.kind != "audit"),
+        audits=tuple(cursor for cursor in facts if cursor.kind == "audit"),
         quarantine_open=quarantine_open,
         nodes=tuple(known),
         orphaned=tuple(OrphanFacts(**orphan) for orphan in orphans),

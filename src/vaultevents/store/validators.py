@@ -70,10 +70,10 @@ async def record(
     """
     async with database.transaction() as connection:
         await lock_registry(connection)
-        before = {one.index: one for one in await _records(connection)}
-        records = [_merged(before.get(one.index), one) for one in records]
-        new = [one for one in records if one.index not in before]
-        changed = [one for one in records if one.index in before and before[one.index] != one]
+        before = {record.index: record for record in await _records(connection)}
+        records = [_merged(before.get(record.index), record) for record in records]
+        new = [record for record in records if record.index not in before]
+        changed = [record for record in records if record.index in before and before[record.index] != record]
         if new or changed:
             await _upsert(connection, [*new, *changed])
             await change_version(connection, "registry")
@@ -168,10 +168,10 @@ async def _backfill_late(
 ) -> None:
     """The epochs that have just become known; those beyond the live cursor are read live."""
     epochs = set()
-    for one in records:
-        old = before.get(one.index)
-        known_before = (old.activation_epoch, old.exit_epoch) if old and old.credentials == one.credentials else ()
-        epochs |= {one.activation_epoch, one.exit_epoch} - set(known_before) - {FAR_FUTURE_EPOCH}
+    for record in records:
+        old = before.get(record.index)
+        known_before = (old.activation_epoch, old.exit_epoch) if old and old.credentials == record.credentials else ()
+        epochs |= {record.activation_epoch, record.exit_epoch} - set(known_before) - {FAR_FUTURE_EPOCH}
     live = await connection.fetchval("select position from cursors where stream = 'validators' and kind = 'live'")
     late = [epoch for epoch in epochs if live is not None and epoch <= live]
     if late:
@@ -200,11 +200,11 @@ async def _upsert(connection: Connection, records: Sequence[ValidatorRecord]) ->
         " select * from unnest($1::bigint[], $2::bytea[], $3::bytea[], $4::bigint[], $5::bigint[])"
         " on conflict (index) do update set credentials = excluded.credentials,"
         " activation_epoch = excluded.activation_epoch, exit_epoch = excluded.exit_epoch",
-        [one.index for one in records],
-        [one.pubkey for one in records],
-        [one.credentials for one in records],
-        [_stored(one.activation_epoch) for one in records],
-        [_stored(one.exit_epoch) for one in records],
+        [record.index for record in records],
+        [record.pubkey for record in records],
+        [record.credentials for record in records],
+        [_stored(record.activation_epoch) for record in records],
+        [_stored(record.exit_epoch) for record in records],
     )
 
 

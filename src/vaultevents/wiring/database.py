@@ -88,7 +88,7 @@ async def open_rotation(
                 "there is no new master key: name its file with --new-key-file ('openssl rand -base64 32' makes one), "
                 f"or set {NEW_KEY_VARIABLE}"
             )
-        former = {one.id for one in key.known} - (set() if made else {key.id})
+        former = {known.id for known in key.known} - (set() if made else {key.id})
         async with rotating_from(opened.target, settings.database_schema, former):
             if made:
                 if key_files.given_key(settings, make=False).id != given.id:
@@ -139,7 +139,7 @@ async def _open_embedded(embedded: EmbeddedPostgres, schema: str) -> _Opened:
 
 def _check_key(key: MasterKey, in_use: Collection[str]) -> None:
     """`in_use` are the ids of the keys that the stored secrets are sealed with: no other will do (rule D2)."""
-    if other := sorted(set(in_use) - {one.id for one in key.known}):
+    if other := sorted(set(in_use) - {known.id for known in key.known}):
         raise DatabaseUnusable(
             f"secrets in this database are sealed with the master key {', '.join(other)}, and the one given is "
             f"{key.id}: give the right one"

@@ -8,7 +8,7 @@ import pytest
 
 from simulation_fixtures import connected, log_facts, truth, watched
 from vaultevents.chain.execution.client import ExecutionChain, ExecutionOptions, HeadPolicy, Identity
-from vaultevents.chain.execution.rpc_errors import LearnedRange
+from vaultevents.chain.upstream.learned_range import LearnedRange
 from vaultevents.core.errors import ConfigError, InputError, SourceUnavailable, WrongNetwork
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span

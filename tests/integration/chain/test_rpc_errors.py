@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from vaultevents.chain.execution.rpc_errors import (
-    LearnedRange,
     Refusal,
     allowed_blocks,
     backoff_s,
     classify,
     limits_blocks,
 )
+from vaultevents.chain.upstream.learned_range import LearnedRange
 
 pytestmark = pytest.mark.integration
 

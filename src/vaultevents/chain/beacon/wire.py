@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from vaultevents.chain.execution import wire
+from vaultevents.chain.upstream import hex_values
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import NodeFault, SourceUnavailable
 from vaultevents.core.units import Hash32, Pubkey, ValidatorIndex
@@ -172,7 +172,7 @@ def uint64(node: str, what: str, text: object) -> int:
 def genesis(node: str, content: bytes) -> tuple[Hash32, int]:
     """`genesis_validators_root` and `genesis_time`."""
     found = decoded(node, "its genesis", _GENESIS, content).data
-    root = Hash32(wire.data(node, "its genesis_validators_root", found.genesis_validators_root, 32))
+    root = Hash32(hex_values.data(node, "its genesis_validators_root", found.genesis_validators_root, 32))
     return root, uint64(node, "its genesis_time", found.genesis_time)
 
 
@@ -215,7 +215,7 @@ def finalized_checkpoint(node: str, content: bytes) -> Checkpoint:
     found = answer.data.finalized
     return Checkpoint(
         uint64(node, "the finalized epoch", found.epoch),
-        Hash32(wire.data(node, "the finalized root", found.root, 32)),
+        Hash32(hex_values.data(node, "the finalized root", found.root, 32)),
     )
 
 
@@ -223,7 +223,7 @@ def header(node: str, content: bytes) -> BlockHeader:
     answer = decoded(node, "a block header", _HEADER, content)
     refuse_unproven(node, "a finalized block", answer.execution_optimistic)
     return BlockHeader(
-        Hash32(wire.data(node, "the root of a block", answer.data.root, 32)),
+        Hash32(hex_values.data(node, "the root of a block", answer.data.root, 32)),
         uint64(node, "the slot of a block", answer.data.header.message.slot),
         answer.data.canonical,
     )
@@ -246,7 +246,7 @@ def payload(node: str, content: bytes, *, final: bool) -> Payload | None:
         text = body.signed_execution_payload_bid.message.parent_block_hash
     else:
         return None
-    block_hash = Hash32(wire.data(node, f"the execution block hash of slot {slot}", text, 32))
+    block_hash = Hash32(hex_values.data(node, f"the execution block hash of slot {slot}", text, 32))
     return Payload(number, block_hash, slot) if any(block_hash) else None
 
 
@@ -262,8 +262,10 @@ def record(node: str, found: WireRecord) -> ValidatorRecord:
     what, validator = f"of validator {index}", found.validator
     return ValidatorRecord(
         index=ValidatorIndex(index),
-        pubkey=Pubkey(wire.data(node, f"the pubkey {what}", validator.pubkey, 48)),
-        credentials=Hash32(wire.data(node, f"the withdrawal_credentials {what}", validator.withdrawal_credentials, 32)),
+        pubkey=Pubkey(hex_values.data(node, f"the pubkey {what}", validator.pubkey, 48)),
+        credentials=Hash32(
+            hex_values.data(node, f"the withdrawal_credentials {what}", validator.withdrawal_credentials, 32)
+        ),
         activation_epoch=uint64(node, f"the activation_epoch {what}", validator.activation_epoch),
         exit_epoch=uint64(node, f"the exit_epoch {what}", validator.exit_epoch),
     )

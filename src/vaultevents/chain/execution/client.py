@@ -14,18 +14,18 @@ from typing import Literal
 import aiohttp
 
 from vaultevents import metrics
-from vaultevents.chain import contract_calls
-from vaultevents.chain.contract_calls import Reverted
-from vaultevents.chain.execution import wire, withdrawals
+from vaultevents.chain.execution import contract_calls, wire, withdrawals
 from vaultevents.chain.execution.anchoring import Anchor, check_blocks, confirm
 from vaultevents.chain.execution.block_proofs import Budget, ProvenRange, ReadOptions, oldest_with_receipts, prove_range
 from vaultevents.chain.execution.blocks import block_answer, header_call, read_block, read_header, read_linked_headers
+from vaultevents.chain.execution.contract_calls import Reverted
 from vaultevents.chain.execution.jsonrpc import Call, RpcFailure, RpcNode
 from vaultevents.chain.execution.log_range import LogQuery
 from vaultevents.chain.execution.logs import LogRange, read_logs
 from vaultevents.chain.execution.receipts import ReceiptsUnavailable
-from vaultevents.chain.execution.rpc_errors import LearnedRange
+from vaultevents.chain.upstream import hex_values
 from vaultevents.chain.upstream.http import Deadlines, HttpExchange
+from vaultevents.chain.upstream.learned_range import LearnedRange
 from vaultevents.chain.upstream.network import PinnedNetwork
 from vaultevents.chain.upstream.node import Counters
 from vaultevents.chain.upstream.node_lag import BEHIND_S, HeadPolicy, NodeLag
@@ -433,5 +433,5 @@ async def _identity(node: RpcNode) -> Identity:
     chain_id, genesis = await node.ask([Call("eth_chainId"), header_call(0)])
     if isinstance(chain_id, RpcFailure):
         raise SourceUnavailable(node.name, f"cannot tell its chain id: {chain_id}")
-    number = wire.quantity(node.name, "the chain id", wire.text(node.name, "the chain id", chain_id))
+    number = hex_values.quantity(node.name, "the chain id", wire.text(node.name, "the chain id", chain_id))
     return Identity(number, read_block(node, 0, genesis).header.hash)

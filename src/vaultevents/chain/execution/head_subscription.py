@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 import structlog
 
-from vaultevents.chain.execution import wire
+from vaultevents.chain.upstream import hex_values
 from vaultevents.chain.upstream.node import reconnect_pauses
 from vaultevents.chain.upstream.redaction import node_name, scrub
 from vaultevents.core.errors import SourceUnavailable
@@ -82,7 +82,7 @@ class NewHeads:
         """The chain of the node, which also has to take the subscription. Raises `SourceUnavailable`."""
         async with self._connected() as socket:
             await self._call(socket, "eth_subscribe", "newHeads")
-            return wire.quantity(self.name, "the chain id", await self._call(socket, "eth_chainId"))
+            return hex_values.quantity(self.name, "the chain id", await self._call(socket, "eth_chainId"))
 
     async def _listen(self, on_head: Callable[[], None]) -> None:
         """Never returns: raises `SourceUnavailable` when the socket ends or is quiet for too long."""

@@ -12,8 +12,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from vaultevents.chain.execution.rpc_errors import LearnedRange, Refusal, backoff_s, classify
+from vaultevents.chain.execution.rpc_errors import Refusal, backoff_s, classify
 from vaultevents.chain.upstream.http import HttpExchange, Request, asked_pause_s, read_body
+from vaultevents.chain.upstream.learned_range import LearnedRange
 from vaultevents.chain.upstream.node import GarbledAnswer, RateLimited
 from vaultevents.chain.upstream.redaction import scrub
 from vaultevents.core.errors import NodeFault, RangeTooLarge

@@ -13,10 +13,11 @@ from functools import cached_property, partial
 import msgspec
 import structlog
 
-from vaultevents.chain.execution import verification, wire
+from vaultevents.chain.execution import verification
 from vaultevents.chain.execution.blocks import header_call, read_block, read_header
 from vaultevents.chain.execution.jsonrpc import Call, RpcFailure, RpcNode, RpcResponse
 from vaultevents.chain.execution.rpc_errors import Refusal, allowed_blocks, limits_blocks
+from vaultevents.chain.upstream import hex_values
 from vaultevents.chain.upstream.batches import chunks
 from vaultevents.chain.upstream.node import UpstreamTimeout, on_any_replica
 from vaultevents.core.errors import NodeFault, RangeTooLarge, SourceUnavailable
@@ -270,7 +271,7 @@ def _add(claims: Claims, logs: Sequence[_WireLog], span: Span, query: LogQuery) 
     node = claims.node.name
     claims.seen += len(logs)
     for log in logs:
-        number = wire.quantity(node, "the block number of a log", log.block_number)
+        number = hex_values.quantity(node, "the block number of a log", log.block_number)
         if number not in span:
             raise NodeFault(node, f"a log in block {number} is outside of the blocks {span} that were asked for")
         if log.removed:
@@ -281,9 +282,9 @@ def _add(claims: Claims, logs: Sequence[_WireLog], span: Span, query: LogQuery) 
         address = log.address.lower()
         if (topic, address) not in query.texts:
             continue
-        block_hash = Hash32(wire.data(node, f"the block hash of a log in block {number}", log.block_hash, 32))
+        block_hash = Hash32(hex_values.data(node, f"the block hash of a log in block {number}", log.block_hash, 32))
         if claims.hashes.setdefault(number, block_hash) != block_hash:
             raise NodeFault(node, f"two logs of block {number} have different block hashes")
-        index = wire.quantity(node, f"the index of a log in block {number}", log.log_index)
+        index = hex_values.quantity(node, f"the index of a log in block {number}", log.log_index)
         content = address, tuple(map(str.lower, log.topics)), log.data.lower(), log.transaction_hash.lower()
         claims.logs.setdefault(number, {})[index] = content

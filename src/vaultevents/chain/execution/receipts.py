@@ -18,6 +18,7 @@ from vaultevents.chain.execution.jsonrpc import Call, RpcFailure, RpcNode, RpcRe
 from vaultevents.chain.execution.log_range import LogQuery
 from vaultevents.chain.execution.rlp_encoding import from_text, text_data, text_list, text_number
 from vaultevents.chain.execution.trie import list_root
+from vaultevents.chain.upstream import hex_values
 from vaultevents.chain.upstream.batches import chunks
 from vaultevents.chain.upstream.node import DataUnavailable
 from vaultevents.core.errors import NodeFault, RangeTooLarge
@@ -114,11 +115,11 @@ class _Receipts:
         """Keep a log that is wanted."""
         if log.topics and log.topics[0].lower() in self.query.topic_texts:
             what = f"of a log in block {self.header.number}"
-            address = Address(wire.data(self.node, f"the address {what}", log.address, 20))
-            topics = tuple(Hash32(wire.data(self.node, f"a topic {what}", topic, 32)) for topic in log.topics)
+            address = Address(hex_values.data(self.node, f"the address {what}", log.address, 20))
+            topics = tuple(Hash32(hex_values.data(self.node, f"a topic {what}", topic, 32)) for topic in log.topics)
             if self.query.keeps(topics, address):
-                data = wire.data(self.node, f"the data {what}", log.data)
-                of_tx = Hash32(wire.data(self.node, f"the transaction hash {what}", tx_hash, 32))
+                data = hex_values.data(self.node, f"the data {what}", log.data)
+                of_tx = Hash32(hex_values.data(self.node, f"the transaction hash {what}", tx_hash, 32))
                 header = self.header
                 self.logs.append(Log(address, topics, data, header.number, header.hash, of_tx, self.index))
                 self.tx_indices.append(len(self.encoded))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
@@ -13,12 +12,12 @@ from vaultevents.chain.execution.header_hash import HeaderFields, compute_hash, 
 from vaultevents.chain.execution.rlp_encoding import encode_bytes, encode_int, encode_list
 from vaultevents.chain.execution.transactions import UnknownTransactionType, encode_transactions
 from vaultevents.chain.execution.trie import list_root
+from vaultevents.chain.upstream import hex_values
 from vaultevents.core.errors import NodeFault, SourceUnavailable
 from vaultevents.core.logs import Header
 from vaultevents.core.units import Address, Hash32, ValidatorIndex
 from vaultevents.core.withdrawals import Withdrawal, WithdrawalBlock
 
-_QUANTITY = re.compile(r"0[xX][0-9a-fA-F]{1,16}")
 BLOOM_BYTES = 256
 
 
@@ -59,26 +58,6 @@ _TEXT = msgspec.json.Decoder(str)
 
 Wire = TypeVar("Wire")
 TransactionForm = Literal["hashes", "whole"]
-
-
-def quantity(node: str, what: str, text: str) -> int:
-    """A JSON-RPC quantity of at most 64 bits: `0x` and 1 to 16 hexadecimal digits in any case."""
-    if not _QUANTITY.fullmatch(text):
-        raise NodeFault(node, f"{what} is {_shown(text)}, not a hexadecimal quantity of at most 64 bits")
-    return int(text, 16)
-
-
-def data(node: str, what: str, text: str, size: int | None = None) -> bytes:
-    """`0x` and an even number of hexadecimal digits in any case; exactly `size` bytes where it is given."""
-    if text[:2] in ("0x", "0X") and (size is None or len(text) == 2 + 2 * size):
-        try:
-            value = bytes.fromhex(text[2:])
-        except ValueError:
-            value = b""
-        if 2 * len(value) == len(text) - 2:  # fromhex skips white space
-            return value
-    form = "hexadecimal bytes" if size is None else f"{size} hexadecimal bytes"
-    raise NodeFault(node, f"{what} is {_shown(text)}, not {form}")
 
 
 def text(node: str, what: str, raw: msgspec.Raw) -> str:
@@ -150,13 +129,13 @@ def _block(node: str, raw: msgspec.Raw, number: int | None) -> tuple[str, _WireB
     what = "a block" if number is None else f"block {number}"
     wire = _decoded(node, what, _BLOCK, raw)
     header = Header(
-        number=quantity(node, f"the number of {what}", wire.number),
-        hash=Hash32(data(node, f"the hash of {what}", wire.hash, 32)),
-        parent_hash=Hash32(data(node, f"the parent hash of {what}", wire.parent_hash, 32)),
-        timestamp_s=quantity(node, f"the timestamp of {what}", wire.timestamp),
-        logs_bloom=data(node, f"the bloom of {what}", wire.logs_bloom, BLOOM_BYTES),
-        receipts_root=Hash32(data(node, f"the receipts root of {what}", wire.receipts_root, 32)),
-        transactions_root=Hash32(data(node, f"the transactions root of {what}", wire.transactions_root, 32)),
+        number=hex_values.quantity(node, f"the number of {what}", wire.number),
+        hash=Hash32(hex_values.data(node, f"the hash of {what}", wire.hash, 32)),
+        parent_hash=Hash32(hex_values.data(node, f"the parent hash of {what}", wire.parent_hash, 32)),
+        timestamp_s=hex_values.quantity(node, f"the timestamp of {what}", wire.timestamp),
+        logs_bloom=hex_values.data(node, f"the bloom of {what}", wire.logs_bloom, BLOOM_BYTES),
+        receipts_root=Hash32(hex_values.data(node, f"the receipts root of {what}", wire.receipts_root, 32)),
+        transactions_root=Hash32(hex_values.data(node, f"the transactions root of {what}", wire.transactions_root, 32)),
     )
     if number is not None and header.number != number:
         raise NodeFault(node, f"asked for block {number}, it answered with block {header.number}")
@@ -185,12 +164,12 @@ def _withdrawals(node: str, what: str, wire: _WireBlock) -> tuple[Withdrawal, ..
         raise NodeFault(node, f"{what} has only one of the two: a root of its withdrawals, and their list")
     withdrawals = tuple(
         Withdrawal(
-            index=quantity(node, f"the index of a withdrawal in {what}", entry.index),
+            index=hex_values.quantity(node, f"the index of a withdrawal in {what}", entry.index),
             validator_index=ValidatorIndex(
-                quantity(node, f"the validator index of a withdrawal in {what}", entry.validator_index)
+                hex_values.quantity(node, f"the validator index of a withdrawal in {what}", entry.validator_index)
             ),
-            address=Address(data(node, f"the address of a withdrawal in {what}", entry.address, 20)),
-            amount_gwei=quantity(node, f"the amount of a withdrawal in {what}", entry.amount),
+            address=Address(hex_values.data(node, f"the address of a withdrawal in {what}", entry.address, 20)),
+            amount_gwei=hex_values.quantity(node, f"the amount of a withdrawal in {what}", entry.amount),
         )
         for entry in listed
     )
@@ -199,7 +178,7 @@ def _withdrawals(node: str, what: str, wire: _WireBlock) -> tuple[Withdrawal, ..
 
 
 def _check_withdrawals(node: str, what: str, withdrawals: Sequence[Withdrawal], root: str) -> None:
-    if list_root([_encoded(withdrawal) for withdrawal in withdrawals]) != data(
+    if list_root([_encoded(withdrawal) for withdrawal in withdrawals]) != hex_values.data(
         node, f"the withdrawals root of {what}", root, 32
     ):
         raise NodeFault(node, f"the {len(withdrawals)} withdrawals of {what} do not make up the root in its header")
@@ -214,9 +193,5 @@ def _decoded(node: str, what: str, decoder: msgspec.json.Decoder[Wire], raw: msg
     try:
         return decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        problem = f"{what} does not have the known form ({_shown(str(error), 120)})"
+        problem = f"{what} does not have the known form ({hex_values.shown(str(error), 120)})"
     raise NodeFault(node, problem)
-
-
-def _shown(text: str, most: int = 40) -> str:
-    return repr(text if len(text) <= most else f"{text[:most]}…")

@@ -17,8 +17,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity.wait import wait_random_exponential
 
 from vaultevents import metrics
-from vaultevents.chain.execution.rpc_errors import LearnedRange
 from vaultevents.chain.upstream.circuit_breaker import CircuitBreaker
+from vaultevents.chain.upstream.learned_range import LearnedRange
 from vaultevents.chain.upstream.rate_limit import LatencyEstimate, RateLimiter
 from vaultevents.core.errors import NodeFault, SourceUnavailable
 from vaultevents.core.nodes import NodeState, Upstream

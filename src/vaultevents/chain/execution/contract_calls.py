@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vaultevents.chain.execution import wire
 from vaultevents.chain.execution.jsonrpc import Call, RpcFailure, RpcNode
+from vaultevents.chain.upstream import hex_values
 from vaultevents.core.errors import InputError, SourceUnavailable
 from vaultevents.core.units import Address, checksum, hex_text
 
@@ -26,9 +27,9 @@ async def call(node: RpcNode, to: Address, data: bytes, position: str) -> bytes 
     (answer,) = await node.ask([Call("eth_call", (asked, position))])
     if isinstance(answer, RpcFailure):
         if answer.data or "revert" in answer.message.lower():
-            return Reverted(wire.data(node.name, "the reason", answer.data or "0x"))
+            return Reverted(hex_values.data(node.name, "the reason", answer.data or "0x"))
         raise SourceUnavailable(node.name, f"cannot call {checksum(to)} at block {position}: {answer}")
-    return wire.data(node.name, "the answer", wire.text(node.name, "the answer", answer))
+    return hex_values.data(node.name, "the answer", wire.text(node.name, "the answer", answer))
 
 
 async def has_code(node: RpcNode, address: Address, block: int) -> bool:
@@ -62,4 +63,4 @@ async def _code_at(node: RpcNode, address: Address, block: int) -> bool | RpcFai
     (answer,) = await node.ask([Call("eth_getCode", (hex_text(address), hex(block)))])
     if isinstance(answer, RpcFailure):
         return answer
-    return bool(wire.data(node.name, "the code", wire.text(node.name, "the code", answer)))
+    return bool(hex_values.data(node.name, "the code", wire.text(node.name, "the code", answer)))
