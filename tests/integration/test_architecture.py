@@ -1,7 +1,7 @@
-"""The house rules, kept by reading the source: who may import whom, what stays pure, which names are not used.
+"""Rules of the source tree, checked by parsing it: which layer imports which, what is pure, which names are not used.
 
-The checkers are pure functions over `{module: source}`, a package being `name.__init__`. Each answers with sentences
-that begin with the name of the broken rule; for every rule a small broken house shows that its checker can see.
+The checkers are pure functions over `{module: source}`, a package being `name.__init__`. Each returns sentences
+that begin with the name of the broken rule; each rule has a small source tree that breaks it, as a negative control.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
-HOUSE = "vaultevents"
+PACKAGE = "vaultevents"
 
 # Room -> the other rooms it may import. `root` is the package itself (its version).
 MAY_IMPORT: dict[str, set[str]] = {
@@ -60,7 +60,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 
-# Third-party package -> the only rooms (or modules) that may import it.
+# Within a layer: sub-package -> the other sub-packages of the layer that it may import.
+MAY_IMPORT_WITHIN: dict[str, set[str]] = {
+    "chain.upstream": set(),
+    "chain.beacon": {"chain.upstream"},
+    "chain.execution": {"chain.upstream", "chain.beacon"},
+    "chain.ipfs": {"chain.upstream"},
+    "store.postgres": set(),
+}
+
+# Third-party package -> the only layers (or modules) that may import it.
 PLACES: dict[str, set[str]] = {
     "asyncpg": {"store"},
     "web3": {"chain"},
@@ -110,13 +119,13 @@ def plain(module: str) -> str:
     return module.removesuffix(".__init__")
 
 
-def room(module: str) -> str:
+def layer(module: str) -> str:
     parts = plain(module).split(".")
     return parts[1] if len(parts) > 1 else "root"
 
 
 def is_ours(target: str) -> bool:
-    return target.split(".")[0] == HOUSE
+    return target.split(".")[0] == PACKAGE
 
 
 def imports(module: str, tree: ast.AST, known: set[str]) -> Iterator[Import]:
@@ -147,55 +156,65 @@ def targets(node: ast.AST, module: str, known: set[str]) -> list[str]:
     return []
 
 
-class House:
+class SourceTree:
     """The parsed sources and their imports."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
         self.trees = {module: ast.parse(source) for module, source in sources.items()}
-        known = {plain(module) for module in sources} | {f"{HOUSE}.{name}" for name in MAY_IMPORT}
+        known = {plain(module) for module in sources} | {f"{PACKAGE}.{name}" for name in MAY_IMPORT}
         self.imports = [found for module, tree in self.trees.items() for found in imports(module, tree, known)]
 
 
-def floors(house: House) -> Iterator[str]:
-    """A room imports itself and what the table names: lower floors, never siblings."""
-    for module in house.trees:
-        if room(module) not in MAY_IMPORT:
-            yield f"{module} is in no known room: give '{room(module)}' a line in the table"
-    for found in house.imports:
-        here, there = room(found.module), room(found.target)
+def layers(sources: SourceTree) -> Iterator[str]:
+    """A room imports itself and what the table names: lower layers, never siblings."""
+    for module in sources.trees:
+        if layer(module) not in MAY_IMPORT:
+            yield f"{module} is in no known layer: give '{layer(module)}' a line in the table"
+    for found in sources.imports:
+        here, there = layer(found.module), layer(found.target)
         if is_ours(found.target) and here != there and there not in MAY_IMPORT.get(here, set()):
             yield f"{found.where} imports {found.target}: {here} may not import {there}"
 
 
-def places(house: House) -> Iterator[str]:
+def subpackages(sources: SourceTree) -> Iterator[str]:
+    """A sub-package imports of its own layer only what the table names."""
+    for found in sources.imports:
+        here, there = (".".join(plain(name).split(".")[1:3]) for name in (found.module, found.target))
+        if layer(found.module) != layer(found.target) or here == there or here not in MAY_IMPORT_WITHIN:
+            continue
+        if there not in MAY_IMPORT_WITHIN[here]:
+            yield f"{found.where} imports {found.target}: {here} may not import {there}"
+
+
+def places(sources: SourceTree) -> Iterator[str]:
     """A third-party package with a place is imported nowhere else."""
-    for found in house.imports:
+    for found in sources.imports:
         allowed = PLACES.get(found.target.split(".")[0])
-        here = {room(found.module), plain(found.module).removeprefix(f"{HOUSE}.")}
+        here = {layer(found.module), plain(found.module).removeprefix(f"{PACKAGE}.")}
         if allowed is not None and not here & allowed:
             yield f"{found.where} imports {found.target}: its place is {', '.join(sorted(allowed)) or 'nowhere'}"
 
 
-def lazy(house: House) -> Iterator[str]:
+def lazy(sources: SourceTree) -> Iterator[str]:
     """Heavy packages are imported inside functions."""
-    for found in house.imports:
+    for found in sources.imports:
         if found.target.split(".")[0] in LAZY and not (found.lazy or found.typing_only):
             yield f"{found.where} imports {found.target} at its top"
 
 
-def pure_imports(house: House) -> Iterator[str]:
+def pure_imports(sources: SourceTree) -> Iterator[str]:
     """core imports the pure part of the standard library and a few codecs; for types alone, anything."""
-    for found in house.imports:
+    for found in sources.imports:
         first = found.target.split(".")[0]
         pure = is_ours(found.target) or first in CORE_THIRD_PARTY | CORE_STDLIB or found.target in CORE_STDLIB
-        if room(found.module) == "core" and not pure and not found.typing_only:
+        if layer(found.module) == "core" and not pure and not found.typing_only:
             yield f"{found.where} imports {found.target}: core is pure"
 
 
-def pure_calls(house: House) -> Iterator[str]:
+def pure_calls(sources: SourceTree) -> Iterator[str]:
     """core has no coroutine, clock, file, output or randomness: `now` and `rng` are arguments."""
-    for module, tree in house.trees.items():
-        for node in ast.walk(tree) if room(module) == "core" else ():
+    for module, tree in sources.trees.items():
+        for node in ast.walk(tree) if layer(module) == "core" else ():
             match node:
                 case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
                     yield f"{module}:{node.lineno} is asynchronous: core is pure"
@@ -203,17 +222,17 @@ def pure_calls(house: House) -> Iterator[str]:
                     yield f"{module}:{node.lineno} calls {name}(): core is pure"
 
 
-def names(house: House) -> Iterator[str]:
-    """No drawer modules: a name says what is inside."""
-    for module in house.trees:
+def names(sources: SourceTree) -> Iterator[str]:
+    """No catch-all modules: a name says what the module does."""
+    for module in sources.trees:
         for part in set(plain(module).split(".")) & BAD_NAMES:
             yield f"{module} is named '{part}': name it for what it does"
 
 
-def circles(house: House) -> Iterator[str]:
+def cycles(sources: SourceTree) -> Iterator[str]:
     """No import cycles, lazy and type-only imports included."""
-    edges: dict[str, set[str]] = {plain(module): set() for module in house.trees}
-    for found in house.imports:
+    edges: dict[str, set[str]] = {plain(module): set() for module in sources.trees}
+    for found in sources.imports:
         if found.target in edges and found.target != plain(found.module):
             edges[plain(found.module)].add(found.target)
     while leaves := [module for module, out in edges.items() if not out & edges.keys()]:
@@ -223,15 +242,15 @@ def circles(house: House) -> Iterator[str]:
         yield f"among {', '.join(sorted(edges))}"
 
 
-RULES: dict[str, Callable[[House], Iterator[str]]] = {
-    rule.__name__: rule for rule in (floors, places, lazy, pure_imports, pure_calls, names, circles)
+RULES: dict[str, Callable[[SourceTree], Iterator[str]]] = {
+    rule.__name__: rule for rule in (layers, subpackages, places, lazy, pure_imports, pure_calls, names, cycles)
 }
 
 
 def broken_rules(sources: Mapping[str, str]) -> list[str]:
-    """Every breach as `rule: where and what`; an empty list for a house in order."""
-    house = House(sources)
-    return [f"{name}: {breach}" for name, rule in RULES.items() for breach in rule(house)]
+    """Every breach as `rule: where and what`; an empty list when no rule is broken."""
+    tree = SourceTree(sources)
+    return [f"{name}: {breach}" for name, rule in RULES.items() for breach in rule(tree)]
 
 
 def unmarked(sources: Mapping[str, str], markers: set[str]) -> list[str]:
@@ -260,12 +279,12 @@ def sources_in(folder: Path, top: Path) -> dict[str, str]:
 
 
 def our_sources() -> dict[str, str]:
-    return sources_in(ROOT / "src" / HOUSE, ROOT / "src")
+    return sources_in(ROOT / "src" / PACKAGE, ROOT / "src")
 
 
-def test_the_house_is_in_order() -> None:
+def test_the_sources_break_no_rule() -> None:
     sources = our_sources()
-    assert f"{HOUSE}.core.logs" in sources  # the reader of the tree can see
+    assert f"{PACKAGE}.core.logs" in sources  # the sources were found
     assert broken_rules(sources) == []
 
 
@@ -284,24 +303,30 @@ def test_no_test_module_is_imported() -> None:
     assert borrowed(sources) == []
 
 
-# name, a house, the beginning of the only breach it has
+# name, a source tree, the beginning of the only breach it has
 BROKEN: list[tuple[str, dict[str, str], str]] = [
-    ("an up-arrow", {"store.a": "import vaultevents.watch.logs"}, "floors: vaultevents.store.a:1 imports"),
-    ("siblings", {"api.a": "from vaultevents.dispatch import sender"}, "floors: vaultevents.api.a:1"),
-    ("siblings below", {"chain.a": "from vaultevents.store import pool"}, "floors: vaultevents.chain.a:1"),
-    ("siblings, relative", {"watch.a": "from ..dispatch import sender"}, "floors: vaultevents.watch.a:1"),
-    ("siblings, lazily", {"watch.a": "def f():\n    from vaultevents import api"}, "floors: vaultevents.watch.a:2"),
-    ("siblings, by name", {"watch.a": "import_module('vaultevents.api.app')"}, "floors: vaultevents.watch.a:1"),
-    ("core looks up", {"core.a": "from vaultevents.store import pool"}, "floors: vaultevents.core.a:1"),
-    ("telemetry looks up", {"telemetry": "from vaultevents.store import pool"}, "floors: vaultevents.telemetry:1"),
-    ("metrics look up", {"metrics": "from vaultevents.store import pool"}, "floors: vaultevents.metrics:1"),
-    ("core counts", {"core.a": "from vaultevents import metrics"}, "floors: vaultevents.core.a:1"),
-    ("egress looks aside", {"egress": "from vaultevents import telemetry"}, "floors: vaultevents.egress:1"),
-    ("watch reads the settings", {"watch.a": "from vaultevents.config import X"}, "floors: vaultevents.watch.a:1"),
-    ("daemon plays", {"daemon": "from vaultevents.devnet import world"}, "floors: vaultevents.daemon:1"),
-    ("devnet shares our code", {"devnet.a": "from vaultevents.core import units"}, "floors: vaultevents.devnet.a:1"),
-    ("a package's own file", {"api.__init__": "from ..watch import logs"}, "floors: vaultevents.api.__init__:1"),
-    ("an unknown room", {"attic.a": ""}, "floors: vaultevents.attic.a is in no known room"),
+    ("an upward import", {"store.a": "import vaultevents.watch.logs"}, "layers: vaultevents.store.a:1 imports"),
+    ("siblings", {"api.a": "from vaultevents.dispatch import sender"}, "layers: vaultevents.api.a:1"),
+    ("siblings below", {"chain.a": "from vaultevents.store import pool"}, "layers: vaultevents.chain.a:1"),
+    ("siblings, relative", {"watch.a": "from ..dispatch import sender"}, "layers: vaultevents.watch.a:1"),
+    ("siblings, lazily", {"watch.a": "def f():\n    from vaultevents import api"}, "layers: vaultevents.watch.a:2"),
+    ("siblings, by name", {"watch.a": "import_module('vaultevents.api.app')"}, "layers: vaultevents.watch.a:1"),
+    ("core imports upwards", {"core.a": "from vaultevents.store import pool"}, "layers: vaultevents.core.a:1"),
+    (
+        "telemetry imports upwards",
+        {"telemetry": "from vaultevents.store import pool"},
+        "layers: vaultevents.telemetry:1",
+    ),
+    ("metrics import upwards", {"metrics": "from vaultevents.store import pool"}, "layers: vaultevents.metrics:1"),
+    ("core uses metrics", {"core.a": "from vaultevents import metrics"}, "layers: vaultevents.core.a:1"),
+    ("egress imports a sibling", {"egress": "from vaultevents import telemetry"}, "layers: vaultevents.egress:1"),
+    ("watch reads the settings", {"watch.a": "from vaultevents.config import X"}, "layers: vaultevents.watch.a:1"),
+    ("daemon imports the devnet", {"daemon": "from vaultevents.devnet import world"}, "layers: vaultevents.daemon:1"),
+    ("devnet shares our code", {"devnet.a": "from vaultevents.core import units"}, "layers: vaultevents.devnet.a:1"),
+    ("a package's own file", {"api.__init__": "from ..watch import logs"}, "layers: vaultevents.api.__init__:1"),
+    ("upstream imports a client", {"chain.upstream.a": "from vaultevents.chain.beacon import b"}, "subpackages: "),
+    ("the server imports tables", {"store.postgres.a": "from vaultevents.store import pool"}, "subpackages: "),
+    ("an unknown layer", {"unknown.a": ""}, "layers: vaultevents.unknown.a is in no known layer"),
     ("SQL outside store", {"api.a": "import asyncpg"}, "places: vaultevents.api.a:1"),
     ("web3 outside chain", {"watch.a": "def f():\n    import web3"}, "places: vaultevents.watch.a:2"),
     ("tenacity outside chain", {"dispatch.a": "from tenacity import retry"}, "places: vaultevents.dispatch.a:1"),
@@ -315,37 +340,37 @@ BROKEN: list[tuple[str, dict[str, str], str]] = [
     ("a coroutine in core", {"core.a": "async def f(): ..."}, "pure_calls: vaultevents.core.a:1 is asynchronous"),
     ("the time of day in core", {"core.a": "x = datetime.now(UTC)"}, "pure_calls: vaultevents.core.a:1 calls now()"),
     ("a file in core", {"core.a": "x = open('f')"}, "pure_calls: vaultevents.core.a:1 calls open()"),
-    ("a drawer", {"core.utils": ""}, "names: vaultevents.core.utils"),
-    ("a drawer package", {"api.common.x": ""}, "names: vaultevents.api.common.x"),
+    ("a catch-all module", {"core.utils": ""}, "names: vaultevents.core.utils"),
+    ("a catch-all package", {"api.common.x": ""}, "names: vaultevents.api.common.x"),
     (
-        "a circle",
+        "an import cycle",
         {
             "core.a": "from vaultevents.core import b",
             "core.b": "from vaultevents.core.c import C",
             "core.c": "def f():\n    from vaultevents.core import a",
             "core.d": "from vaultevents.core import a",
         },
-        "circles: among vaultevents.core.a, vaultevents.core.b, vaultevents.core.c",
+        "cycles: among vaultevents.core.a, vaultevents.core.b, vaultevents.core.c",
     ),
 ]
 
 
 def built(modules: Mapping[str, str]) -> dict[str, str]:
-    return {f"{HOUSE}.{name}": source for name, source in modules.items()}
+    return {f"{PACKAGE}.{name}": source for name, source in modules.items()}
 
 
 @pytest.mark.parametrize(("modules", "breach"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
-def test_a_broken_house_is_named(modules: dict[str, str], breach: str) -> None:
+def test_a_broken_rule_is_named(modules: dict[str, str], breach: str) -> None:
     (found,) = broken_rules(built(modules))
     assert found.startswith(breach)
 
 
-def test_every_rule_has_a_broken_house() -> None:
+def test_every_rule_has_a_negative_control() -> None:
     assert {breach.split(":")[0] for *_, breach in BROKEN} == RULES.keys()
 
 
 def test_what_is_allowed_is_not_named() -> None:
-    house = {
+    tree = {
         "__init__": "",
         "__main__": "from vaultevents.cli import main",
         "core.a": "import hashlib, urllib.parse\nfrom collections.abc import Iterable\nimport eth_hash.auto",
@@ -358,7 +383,7 @@ def test_what_is_allowed_is_not_named() -> None:
         "cli.__init__": "from vaultevents import daemon, devnet\nfrom vaultevents.cli.run import go",
         "cli.run": "import asyncio, aiohttp",
     }
-    assert broken_rules(built(house)) == []
+    assert broken_rules(built(tree)) == []
 
 
 def test_an_else_branch_of_a_type_checking_guard_is_real() -> None:
@@ -384,10 +409,10 @@ def test_an_unmarked_test_module_is_named() -> None:
 
 def test_an_imported_test_module_is_named() -> None:
     sources = {
-        "fault.test_a": "from integration.test_b import story",
+        "fault.test_a": "from integration.test_b import sample",
         "fault.test_c": "import json\ndef f():\n    from integration import test_b",
-        "integration.test_b": "from stories import story\nfrom vaultevents.core import units",
+        "integration.test_b": "from samples import sample\nfrom vaultevents.core import units",
         "integration.test_d": "from . import test_b",
-        "stories": "import integration.test_b",
+        "samples": "import integration.test_b",
     }
-    assert borrowed(sources) == ["fault.test_a:1", "fault.test_c:3", "integration.test_d:1", "stories:1"]
+    assert borrowed(sources) == ["fault.test_a:1", "fault.test_c:3", "integration.test_d:1", "samples:1"]

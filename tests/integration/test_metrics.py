@@ -230,8 +230,10 @@ async def test_the_offset_of_the_clocks_is_told(database: Database) -> None:
 
 
 async def test_what_is_wrong_with_nodes_is_counted_by_its_kind() -> None:
-    line = NodeClient("https://node.example#12345678", "execution", Counters(), attempts=1, wait_s=0.0, set_aside_s=1.0)
-    node = SimpleNamespace(name=line.name, line=line)
+    client = NodeClient(
+        "https://node.example#12345678", "execution", Counters(), attempts=1, wait_s=0.0, set_aside_s=1.0
+    )
+    node = SimpleNamespace(name=client.name, client=client)
 
     async def admitted(_: object) -> None:
         return None
