@@ -98,6 +98,7 @@ class AuthMiddleware:
         try:
             if path not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):
                 scope["state"]["caller"], body = await self._admit(scope, receive, target)
+                scope["state"]["verification"].passed = True
                 receive = _again(body, receive)
         except Problem as problem:
             await problems.response(problem, path, request_id)(scope, receive, send)

@@ -31,6 +31,8 @@ UNREAD_BYTES: Final = 16 * 1024
 """While more than this of its answers is unread, a connection serves no further request."""
 LEAST_BYTES_PER_S: Final = 64 * 1024
 """A large answer has so much more time to be read."""
+UNVERIFIED_PAUSE_S: Final = 0.1
+"""After a request that did not verify, a connection serves the next one so much later (rule T17)."""
 LINGER_S: Final = 1.0
 """After the last answer a client has this long to read it before the connection is cut (RFC 9112 §9.6)."""
 
@@ -42,6 +44,15 @@ _TOO_SLOW = Problem("request_timeout", f"send the whole request within {ARRIVAL_
 _HOST_VALUE = re.compile(rb"[A-Za-z0-9\-._~!$&'()*+,;=%:\[\]]*")
 _EMPTY_LINE = b"\r\n\r\n"
 _FRAMING = (b"content-length", b"transfer-encoding")
+
+
+class Verification:
+    """Whether a request is of a known key; the middleware sets it. It has no reference to the connection."""
+
+    __slots__ = ("passed",)
+
+    def __init__(self) -> None:
+        self.passed = False
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -63,6 +74,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._muted = False  # the parser reads a header block that was handled already
         self._wrong = _MALFORMED  # the answer when the parser fails
         self._ending = False
+        self._verification = Verification()
+        self._pausing: asyncio.TimerHandle | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
@@ -74,6 +87,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._relax()
+        self._skip_pause()
         self._unset_keepalive_if_required()
         self._slot.release()
         self._ending, self._unparsed = True, b""
@@ -119,10 +133,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.release()
 
     def _occupied(self) -> bool:
-        """Is a request handled, or are answers unread?"""
+        """Is a request handled, are answers unread, or does a pause last?"""
         if self._receiving or self.cycle is None:
             return False
-        return not self.cycle.response_complete or self.flow.write_paused
+        return not self.cycle.response_complete or self.flow.write_paused or self._pausing is not None
+
+    def _end_pause(self) -> None:
+        self._pausing = None
+        self._parse()
 
     def _next_piece(self) -> bytes:
         """Take bytes that complete at most one request: a request ends with an empty line or a body of known length."""
@@ -180,7 +198,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(hosts) > 1 or (not hosts and self.parser.get_http_version() == "1.1") or not _plausible(hosts):
             self._wrong = _HOST
             raise ValueError("not one host (RFC 9112 §3.2)")
-        self.scope["state"]["target"] = self.url
+        self._verification = Verification()
+        self.scope["state"] |= {"target": self.url, "verification": self._verification}
         super().on_headers_complete()
         self.cycle.transport = _AnswerTransport(self.transport, self._end)  # type: ignore[assignment]  # all it uses
         self._in_headers = False
@@ -210,6 +229,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._slot.idle()
             if not self._receiving:
                 self._await_reader()
+            if not self._verification.passed:
+                self._pausing = self.loop.call_later(UNVERIFIED_PAUSE_S, self._end_pause)
             self._parse()
 
     def _await_reader(self) -> None:
@@ -236,6 +257,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def _skip_pause(self) -> None:
+        if self._pausing is not None:
+            self._pausing.cancel()
+            self._pausing = None
+
     def shutdown(self) -> None:
         if not self._ending:
             super().shutdown()
@@ -257,6 +283,7 @@ class BoundedProtocol(HttpToolsProtocol):
         Closing at once, with input unread, would make the kernel reset the connection and drop the answer.
         """
         self._relax()
+        self._skip_pause()
         self._unset_keepalive_if_required()
         if self._ending:
             return

@@ -28,7 +28,7 @@ from starlette.types import Receive, Scope, Send
 
 from api_fixtures import ApiResponse, read_answer
 from timeouts import WAIT_TIMEOUT_S, until
-from vaultevents.api.connection import BoundedProtocol
+from vaultevents.api.connection import UNVERIFIED_PAUSE_S, BoundedProtocol
 from vaultevents.api.server import ServerOptions, bind, serve, url_of
 from vaultevents.devnet.certificates import issue
 
@@ -42,7 +42,7 @@ LARGE_BYTES = 300_000
 
 @dataclass
 class Served:
-    """A server whose requests to `/held` are answered when the test says so."""
+    """A server whose requests to `/held` are answered when the test says so; `/unknown` does not verify."""
 
     host: str
     port: int
@@ -52,6 +52,8 @@ class Served:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.begun.append(scope["path"])
+        if scope["path"] != "/unknown":
+            scope["state"]["verification"].passed = True
         body = b""
         while (message := await receive())["type"] == "http.request":
             body += message["body"]
@@ -180,6 +182,20 @@ async def test_a_client_that_reads_slowly_gets_every_answer_in_order() -> None:
         for _ in range(5):
             await asyncio.sleep(0.6)
             assert len((await client.ask(b"")).body) == LARGE_BYTES
+
+
+async def test_requests_that_do_not_verify_are_served_slowly() -> None:
+    """A flood of them would take the time of all others; only the connection that sends them waits."""
+    async with serving(ServerOptions(port=0)) as served:
+        client, other = await connect(served), await connect(served)
+        began_s = time.monotonic()
+        client.writer.write(b"GET /unknown HTTP/1.1\r\nhost: x\r\n\r\n" * 6)
+        client.writer.write(b"GET /last HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
+        assert (await client.ask(b"")).body == b"/unknown"
+        assert (await other.ask()).status == 200
+        assert served.begun.count("/last") == 0
+        assert [(await client.ask(b"")).body for _ in range(7)] == [b"/unknown"] * 5 + [b"/last"] * 2
+        assert time.monotonic() - began_s >= 6 * UNVERIFIED_PAUSE_S
 
 
 async def test_a_large_answer_that_is_never_read_is_given_up() -> None:
@@ -345,6 +361,7 @@ async def test_connections_over_tls_are_bounded_from_the_accept_on(tmp_path: Pat
     "test",
     [
         test_a_client_that_reads_slowly_gets_every_answer_in_order,
+        test_requests_that_do_not_verify_are_served_slowly,
         test_requests_in_any_pieces_are_the_same_requests,
         test_the_longest_idle_connection_makes_room,
         test_a_connection_ends_with_its_keep_alive_and_leaves_nothing,
