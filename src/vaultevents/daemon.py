@@ -144,14 +144,14 @@ async def _watch(settings: Settings, store: Store, clock: ServiceClock, on_advan
         opened = await while_lost(lambda: stack.enter_async_context(open_sources(settings, store.database, clock)))
         if opened.resolver is not None:
             await _ask_locator(settings, opened.chain)
-        outbox, hint = Outbox(store.database), Wakeup()
+        outbox, wakeup = Outbox(store.database), Wakeup()
         async with asyncio.TaskGroup() as group:
             group.create_task(keep_node_state(store.database, opened.pools))
             for stream in opened.streams:
                 per_s = settings.execution.audit_blocks_per_s
-                group.create_task(follow(stream, outbox, on_advance, hint, audit_per_s=per_s))
+                group.create_task(follow(stream, outbox, on_advance, wakeup, audit_per_s=per_s))
             for heads in socket_heads(settings):
-                group.create_task(heads.follow(hint.give))
+                group.create_task(heads.follow(wakeup.give))
             if opened.discovery is not None:
                 group.create_task(opened.discovery.run())
             if opened.resolver is not None:

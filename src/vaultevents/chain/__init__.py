@@ -1,1 +1,1 @@
-"""Reads the world. Returns plain records, knows nothing of accounts, and believes no node (rule C2)."""
+"""Read execution nodes, beacon nodes and IPFS gateways; return plain records that are proven (rule C2)."""

@@ -113,7 +113,7 @@ class Subscriber:
 class Stage:
     """Everything that runs in the demo."""
 
-    world: Simulation
+    simulation: Simulation
     settings: Settings
     subscribers: tuple[Subscriber, ...]
     began_at_s: float
@@ -122,7 +122,7 @@ class Stage:
         """(webhook id, event id) of all that should be delivered by now, from the ground truth."""
         return {
             (subscriber.webhook.id, event_id)
-            for account_id, event_id in self.world.expected(now_s=time.time())
+            for account_id, event_id in self.simulation.expected(now_s=time.time())
             for subscriber in self.subscribers
             if subscriber.webhook.account_id == account_id
             and (subscriber.webhook.event_types is None or event_id.startswith(subscriber.webhook.event_types))
@@ -171,7 +171,7 @@ async def _live(stage: Stage, ended: asyncio.Event, *, once: bool, show: Callabl
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(ended.wait(), BLOCK_S)
             return
-        stage.world.step()
+        stage.simulation.step()
         mined += 1
         show(stage)
 
@@ -194,20 +194,20 @@ async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
     began_at_s = time.monotonic()
     genesis_s = int(time.time()) - HISTORY_BLOCKS - LEAD_S  # slots of a second, so that its clock is about ours
     chain = Chain(seed, genesis_time_s=genesis_s, seconds_per_slot=1)
-    world = Simulation(seed, chain=chain, validators=VALIDATORS, report_every=REPORT_EVERY)
-    world.history(HISTORY_BLOCKS, HISTORY_EVENTS)
-    receivers, node, beacon = Receivers(directory), ExecutionServer(world.chain), BeaconServer(world.beacon)
-    gateway = Gateway(world.report_files)
+    simulation = Simulation(seed, chain=chain, validators=VALIDATORS, report_every=REPORT_EVERY)
+    simulation.history(HISTORY_BLOCKS, HISTORY_EVENTS)
+    receivers, node, beacon = Receivers(directory), ExecutionServer(simulation.chain), BeaconServer(simulation.beacon)
+    gateway = Gateway(simulation.report_files)
     await receivers.start()
     url, beacon_url, gateway_url = await node.start(), await beacon.start(), await gateway.start()
     values = {
         "network": "devnet",
-        "chain_id": world.chain.chain_id,
+        "chain_id": simulation.chain.chain_id,
         "data_dir": directory,
         "execution": {"urls": [url], "poll_interval_s": 0.1},
         "beacon": {"urls": [beacon_url], "poll_interval_s": 0.2},
         "reports": {"gateways": [gateway_url], "poll_interval_s": 0.2},
-        "contracts": {"lazy_oracles": [f"0x{world.lazy_oracle.hex()}"]},
+        "contracts": {"lazy_oracles": [f"0x{simulation.lazy_oracle.hex()}"]},
         "delivery": {
             "allow": ["127.0.0.0/8:*"],
             "ca_file": receivers.ca_path,
@@ -221,7 +221,7 @@ async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
     settings = config.given(values, "demo")  # and nothing of the environment: never the operator's own database
     try:
         async with open_store(settings) as store:
-            yield Stage(world, settings, tuple(await _register(store, world, receivers)), began_at_s)
+            yield Stage(simulation, settings, tuple(await _register(store, simulation, receivers)), began_at_s)
     finally:
         await node.stop()
         await beacon.stop()
@@ -229,11 +229,11 @@ async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
         await receivers.stop()
 
 
-async def _register(store: Store, world: Simulation, receivers: Receivers) -> list[Subscriber]:
+async def _register(store: Store, simulation: Simulation, receivers: Receivers) -> list[Subscriber]:
     """Two accounts with their vaults, a webhook for each, one for claims alone, and one that fails at first."""
-    for account_id in sorted({registration.account_id for registration in world.registrations}):
+    for account_id in sorted({registration.account_id for registration in simulation.registrations}):
         await accounts.add_account(store.database, account_id, account_id.title())
-    for registration in world.registrations:
+    for registration in simulation.registrations:
         queue = None if registration.queue is None else Address(registration.queue)
         await accounts.add_vault(
             store.database,
@@ -243,7 +243,7 @@ async def _register(store: Store, world: Simulation, receivers: Receivers) -> li
             queue,
             registration.first_block,
         )
-    first, second = sorted({registration.account_id for registration in world.registrations})
+    first, second = sorted({registration.account_id for registration in simulation.registrations})
     return [
         await _subscribe(store, receivers.hook("all-of-acme"), first, None),
         await _subscribe(store, receivers.hook("claims-of-acme"), first, ("withdrawal_claimed",)),
@@ -286,7 +286,7 @@ def _plain_lines() -> Callable[[Stage], None]:
 
 
 def _headline(stage: Stage) -> str:
-    chain, wanted = stage.world.chain, stage.wanted()
+    chain, wanted = stage.simulation.chain, stage.wanted()
     return (
         f"block {chain.head.number}, final {chain.finalized_number}, {len({event for _, event in wanted})} events, "
         f"{len(stage.got())} of {len(wanted)} deliveries verified"

@@ -48,7 +48,7 @@ class TokenRejected(VaulteventsError):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of the right structure; nothing in it is believed yet. Its parts are a credential and do not print."""
+    """A token of the right structure; nothing in it is verified yet. Its parts are a credential and do not print."""
 
     signing_input: bytes = field(repr=False)
     signature: bytes = field(repr=False)

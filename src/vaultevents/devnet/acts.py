@@ -43,7 +43,7 @@ class Malformed:
 class Publication:
     """`VaultsReportDataUpdated(timestamp, refSlot, root, cid)` of the LazyOracle, or of a foreign contract.
 
-    `calldata` is what updates each vault of the world that is in the report, by vault.
+    `calldata` is what updates each vault of the simulation that is in the report, by vault.
     """
 
     emitter: bytes

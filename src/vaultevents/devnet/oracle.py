@@ -1,4 +1,4 @@
-"""The oracle of a world: every so often it writes a report file and publishes its root and its CID on the chain."""
+"""The oracle of a simulation: it writes report files at intervals and publishes their roots and CIDs on the chain."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _STRANGERS_OF_A_LARGE_REPORT = 600  # some 300 kB: more than one chunk of IPFS
 class Oracle:
     """Publishes in every `every`-th block (2 or more; never for None), as the contract at the address `lazy_oracle`.
 
-    `vaults` are the world's; a report holds those of them that exist at its reference slot, and strangers. A deck
-    holds each kind of publication: plain ones, one that leaves out a vault, a large one, one about no vault at all, two
-    in one block, and that of a foreign contract which reports other values of the same vaults. `files` are all report
-    files by CID.
+    `vaults` are those of the simulation; a report holds those of them that exist at its reference slot, and strangers.
+    A deck holds each kind of publication: plain ones, one that leaves out a vault, a large one, one about no vault at
+    all, two in one block, and that of a foreign contract which reports other values of the same vaults. `files` are all
+    report files by CID.
     """
 
     def __init__(self, rng: Random, chain: Chain, vaults: Sequence[bytes], every: int | None) -> None:

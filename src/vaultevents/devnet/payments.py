@@ -1,4 +1,4 @@
-"""The withdrawals of the world: the ordinary sweep, and every awkward way in which a validator is paid."""
+"""The withdrawals of the simulation: the ordinary sweep, and every awkward way in which a validator is paid."""
 
 from __future__ import annotations
 

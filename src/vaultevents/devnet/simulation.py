@@ -31,7 +31,7 @@ class Simulation:
     queue, as `borealis-shared`. `registrations` lists all of this, `acts` what each transaction did, `events` counts
     the events of contracts that the registrations have so far, final or not; `events_per_block` is their mean.
 
-    With `validators` in its genesis state (11 or more) the world also has their lives and withdrawals, of which at most
+    With `validators` in its genesis state (11 or more) it also has their lives and withdrawals, of which at most
     `withdrawals_per_block` are ordinary ones; what contracts do stays the same. `beacon` is there in any case.
 
     With `report_every` (2 or more) every so many blocks the contract `lazy_oracle` also publishes a report about the
@@ -159,7 +159,7 @@ class Simulation:
         return transaction
 
     def _next_block(self, target: float, *, silent: bool) -> Block:
-        """Mine transactions until the world has `target` events, to a whole event."""
+        """Mine transactions until the simulation has `target` events, to a whole event."""
         transactions: list[Transaction] = []
         ahead = 0
         while not silent and self.events + ahead < round(target):

@@ -1,4 +1,4 @@
-"""What validators do in the world: deposits, activations, and exits of every kind."""
+"""What validators do in the simulation: deposits, activations, and exits of every kind."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Turns the world into event rows: sources read, `advance()` commits."""
+"""Read the chains and commit events: sources read spans, `advance()` commits them."""

@@ -1,4 +1,4 @@
-"""What one cursor reads, span by span; where the cursor has an end, some spans ahead of their commits.
+"""Read the spans of a cursor in order; prefetch spans of a bounded cursor while earlier ones commit.
 
 Reading ahead changes the order of questions, never that of commits: a span that was read before the one in front of it
 was committed is held against that one's anchor when its turn comes, and read again where it does not link to it.
@@ -104,7 +104,7 @@ class Prefetcher:
         )
 
     def close(self) -> None:
-        """Gives up what was read ahead."""
+        """Cancel the reads ahead."""
         for _, reading in self._ahead:
             reading.cancel()
         self._ahead.clear()

@@ -109,20 +109,20 @@ async def follow(
     stream: Stream,
     outbox: Outbox,
     on_advance: Callable[[Advanced], None],
-    hint: Wakeup,
+    wakeup: Wakeup,
     *,
     audit_per_s: float = 0.0,
 ) -> None:
     """Reads a stream live, its backfills beside it, and all of it again behind them, at most so fast; never ends.
 
-    Live it looks for more as soon as `hint` says that there may be something new.
+    Live it looks for more as soon as `wakeup` says that there may be something new.
     """
     source, poll_s = stream.source, stream.poll_s
     cursor = await begun(source.stream, partial(_begin, stream, outbox))
     if stream.audit is not None:
         stream.audit.source.resume(cursor)
     async with asyncio.TaskGroup() as group:
-        group.create_task(_follow_live(stream, outbox, cursor, on_advance, hint))
+        group.create_task(_follow_live(stream, outbox, cursor, on_advance, wakeup))
         group.create_task(
             run_backfills(source, outbox, step=stream.backfill_step, poll_s=poll_s, on_advance=on_advance)
         )
@@ -135,12 +135,12 @@ async def follow(
 
 
 async def _follow_live(
-    stream: Stream, outbox: Outbox, cursor: Cursor, on_advance: Callable[[Advanced], None], hint: Wakeup
+    stream: Stream, outbox: Outbox, cursor: Cursor, on_advance: Callable[[Advanced], None], wakeup: Wakeup
 ) -> None:
     """Reads live from `cursor` on, and from the one that is begun anew where the database no longer has it."""
     while True:
         await run(
-            stream.source, outbox, cursor, step=stream.step, poll_s=stream.poll_s, on_advance=on_advance, hint=hint
+            stream.source, outbox, cursor, step=stream.step, poll_s=stream.poll_s, on_advance=on_advance, wakeup=wakeup
         )
         cursor = await begun(stream.source.stream, partial(_begin, stream, outbox))
 

@@ -1,4 +1,4 @@
-"""A hint that there may be something new: it ends a wait early, carries nothing, and may be wrong (rule I10)."""
+"""A wake-up for streams: it ends a wait early, carries no data, and may be superfluous (rule I10)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class Wakeup:
         self._next = asyncio.Event()
 
     def give(self) -> None:
-        """Ends every wait for the next hint."""
+        """End every wait for the next wake-up."""
         given, self._next = self._next, asyncio.Event()
         given.set()
 
     def next(self) -> asyncio.Event:
-        """What the next hint from now on sets; take it before you look, so that none in between is missed."""
+        """Return the event that the next wake-up sets. Take it before you look, so that none is missed in between."""
         return self._next
 
 
 async def until(event: asyncio.Event, within_s: float) -> None:
-    """Returns when `event` is set, and after `within_s` at the latest."""
+    """Return when `event` is set, and after `within_s` at the latest."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
             await event.wait()

@@ -194,23 +194,23 @@ async def run(
     patience: int | None = None,
     pause_s: float = 0.0,
     on_advance: Callable[[Advanced], None] = lambda _: None,
-    hint: Wakeup | None = None,
+    wakeup: Wakeup | None = None,
 ) -> bool:
     """Advances one cursor until it is done; False when the database no longer has it. A live one and an audit go on.
 
     The stored cursor counts: it is read again after each failure of the database and each lost connection, since an
     older copy of the database may have taken over. Raises `DatabaseUnusable` when the cursor of a replay is gone.
-    With nothing new it looks again after `poll_s`, or as soon as `hint` is given.
+    With nothing new it looks again after `poll_s`, or as soon as `wakeup` is given.
     When an upstream or the database fails it waits and tries again, up to `patience` times in a row (None: for ever).
     It rests for `pause_s` for each position that it has read.
     """
-    failures, waits, hint = 0, pauses(), hint or Wakeup()
+    failures, waits, wakeup = 0, pauses(), wakeup or Wakeup()
     await outbox.note_problem(cursor, None)  # an earlier process may have left its own there
     database = outbox.database
     with closing(Prefetcher(source, step)) as reader:
         losses, is_stored = database.losses, True
         while True:
-            hinted = hint.next()  # before the head is asked for: none that comes meanwhile is missed
+            woken = wakeup.next()  # before the head is asked for: none that comes meanwhile is missed
             try:
                 if not is_stored or database.losses != losses:
                     losses = database.losses
@@ -248,7 +248,7 @@ async def run(
                 case Rewound():
                     cursor = outcome.cursor
                 case Idle():
-                    await until(hinted, poll_s)
+                    await until(woken, poll_s)
                 case Done():
                     return True
 

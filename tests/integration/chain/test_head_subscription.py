@@ -38,17 +38,17 @@ def socket_url(http_url: str) -> str:
 
 
 @asynccontextmanager
-async def hinted(*heads: NewHeads) -> AsyncIterator[Wakeup]:
-    """A hint that these sockets give."""
-    hint = Wakeup()
+async def woken(*heads: NewHeads) -> AsyncIterator[Wakeup]:
+    """A wakeup that these sockets give."""
+    wakeup = Wakeup()
     async with AsyncExitStack() as stack:
         for one in heads:
-            await stack.enter_async_context(in_background(one.follow(hint.give)))
-        yield hint
+            await stack.enter_async_context(in_background(one.follow(wakeup.give)))
+        yield wakeup
 
 
-async def one_hint(hint: Wakeup) -> None:
-    await asyncio.wait_for(hint.next().wait(), timeouts.WAIT_TIMEOUT_S)
+async def next_wakeup(wakeup: Wakeup) -> None:
+    await asyncio.wait_for(wakeup.next().wait(), timeouts.WAIT_TIMEOUT_S)
 
 
 async def complete(database: Database, world: Simulation) -> None:
@@ -62,7 +62,7 @@ async def complete(database: Database, world: Simulation) -> None:
 
 @asynccontextmanager
 async def followed(
-    database: Database, world: Simulation, node: ExecutionServer, hint: Wakeup, poll_s: float
+    database: Database, world: Simulation, node: ExecutionServer, wakeup: Wakeup, poll_s: float
 ) -> AsyncIterator[None]:
     """The logs of a world, read live as the daemon does."""
     await register(database, world)
@@ -71,7 +71,7 @@ async def followed(
         outbox = Outbox(database)
         live = await outbox.live("logs")
         assert live is not None
-        async with in_background(run(source, outbox, live, step=50, poll_s=poll_s, hint=hint)):
+        async with in_background(run(source, outbox, live, step=50, poll_s=poll_s, wakeup=wakeup)):
             yield
 
 
@@ -92,8 +92,8 @@ async def test_a_new_head_is_read_at_once_and_finality_is_looked_at_after_each(d
     node, teller = ExecutionServer(world.chain), ExecutionServer(world.chain)
     async with (
         announcing(teller) as (url,),
-        hinted(NewHeads(url)) as hint,
-        followed(database, world, node, hint, NEVER_S),
+        woken(NewHeads(url)) as wakeup,
+        followed(database, world, node, wakeup, NEVER_S),
     ):
         await complete(database, world)
         await timeouts.until(lambda: teller.subscriptions == 1)
@@ -103,12 +103,12 @@ async def test_a_new_head_is_read_at_once_and_finality_is_looked_at_after_each(d
 
 
 async def test_a_hint_that_comes_while_a_stream_reads_is_not_missed() -> None:
-    hint = Wakeup()
-    before = hint.next()
-    hint.give()
+    wakeup = Wakeup()
+    before = wakeup.next()
+    wakeup.give()
     await asyncio.wait_for(until(before, NEVER_S), timeouts.WAIT_TIMEOUT_S)
     began = asyncio.get_running_loop().time()
-    await until(hint.next(), 0.05)
+    await until(wakeup.next(), 0.05)
     assert asyncio.get_running_loop().time() - began >= 0.04
 
 
@@ -191,14 +191,14 @@ async def test_bad_sockets_cost_the_poll_interval_and_nothing_else(database: Dat
     async with announcing(frozen, gone) as urls:
         await gone.stop()
         heads = [NewHeads(url, QUICK) for url in urls]
-        async with hinted(*heads) as hint, followed(database, world, node, hint, poll_s=0.2):
+        async with woken(*heads) as wakeup, followed(database, world, node, wakeup, poll_s=0.2):
             await timeouts.until(lambda: frozen.subscriptions == 1)
             frozen.frozen = True
             for _ in range(5):
                 world.step()
                 await complete(database, world)
-            async with speaking(floods) as flood, in_background(NewHeads(flood, QUICK).follow(hint.give)):
-                await one_hint(hint)
+            async with speaking(floods) as flood, in_background(NewHeads(flood, QUICK).follow(wakeup.give)):
+                await next_wakeup(wakeup)
                 asked, began_s = node.exchanges, loop.time()
                 await asyncio.sleep(1)
                 assert node.exchanges - asked <= (loop.time() - began_s) * (1 / 0.2 + 1 / QUICK.spacing_s) + 2
@@ -206,10 +206,10 @@ async def test_bad_sockets_cost_the_poll_interval_and_nothing_else(database: Dat
 
 async def test_a_flood_gives_hints_one_by_one() -> None:
     loop = asyncio.get_running_loop()
-    async with speaking(floods) as url, hinted(NewHeads(url, QUICK)) as hint:
+    async with speaking(floods) as url, woken(NewHeads(url, QUICK)) as wakeup:
         began_s = loop.time()
         for _ in range(10):
-            await one_hint(hint)
+            await next_wakeup(wakeup)
         assert loop.time() - began_s >= 9 * QUICK.spacing_s
 
 
@@ -226,7 +226,7 @@ async def test_a_bad_socket_is_left_with_a_reason_and_tried_again(
         await behave(socket)
 
     with capture_logs() as logged:
-        async with speaking(counted) as url, hinted(NewHeads(url, QUICK)):
+        async with speaking(counted) as url, woken(NewHeads(url, QUICK)):
             await timeouts.until(lambda: connected == 2)
     lost = [entry for entry in logged if entry["event"] == "newheads_lost"]
     assert lost and all(entry["node"].startswith("ws://127.0.0.1#") for entry in lost)
@@ -273,8 +273,8 @@ async def test_anvil_announces_its_blocks(tmp_path: Path) -> None:
     with evm.running(tmp_path) as chain:
         heads = NewHeads(chain.url.replace("http", "ws"))
         assert await heads.chain_id() == 31337
-        async with hinted(heads) as hint:
-            given = hint.next()
+        async with woken(heads) as wakeup:
+            given = wakeup.next()
             async with asyncio.timeout(timeouts.WAIT_TIMEOUT_S):
                 while not given.is_set():
                     chain.mine()

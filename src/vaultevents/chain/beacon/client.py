@@ -1,4 +1,4 @@
-"""The beacon chain as the watchers see it: finality and validator records, from nodes of which none is believed.
+"""Read finality and validator records from beacon nodes, of which none is trusted.
 
 Only final data is read: records come from the state `finalized` (rules C1, C4 and C5). Before each question about data
 the node must show that it follows the chain and is not behind the finality that was already seen, because what one node

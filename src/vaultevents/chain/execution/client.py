@@ -1,4 +1,4 @@
-"""The execution layer as the watchers see it: heads, headers and proven logs, from nodes of which none is believed.
+"""Read heads, headers and proven logs from execution nodes, of which none is trusted.
 
 Rule C1 (which head), rule C2 (trust in the node), rule C10 (query shape), rule E10 (one network).
 """

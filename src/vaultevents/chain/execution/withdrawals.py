@@ -1,6 +1,6 @@
 """All blocks of a span with their withdrawals, from one node, and the first block of a moment (rule C3).
 
-A node's blocks are believed when they are linked to the block before, their times rise, and the index that counts
+A node's blocks are accepted when they are linked to the block before, their times rise, and the index that counts
 all withdrawals of the chain has no gap: then no withdrawal was left out, whichever node answered.
 """
 
