@@ -132,7 +132,7 @@ async def add_deliveries(database: Database, count: int, webhook_ids: list[str],
 
 _DELIVERIES = """
 with happened as (
-    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, quiet,
+    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, suppressed,
         filter_revision)
     select $1, 'funding_received_acme_' || gen_random_uuid() || n, 'v1', 'funding_received', n, n, 1, $4, false, 1
     from generate_series(1, $2::integer) as n returning seq

@@ -280,7 +280,9 @@ async def _copy(task: Task, events: list[_Row], seq: int) -> None:
     async with task.database.transaction() as connection:
         now = await connection.fetchval("select db_now()")
         queued = [(webhook_id, delivery_id, event_seq, 0, now) for delivery_id, event_seq, webhook_id, _ in deliveries]
-        await connection.copy_records_to_table("events", records=events, columns=[*columns, "quiet", "filter_revision"])
+        await connection.copy_records_to_table(
+            "events", records=events, columns=[*columns, "suppressed", "filter_revision"]
+        )
         await connection.copy_records_to_table(
             "deliveries", records=deliveries, columns=["id", "event_seq", "webhook_id", "state"]
         )

@@ -54,7 +54,7 @@ async def _lay_down(database: Database, webhook_ids: list[str], delivered: int, 
 # Each event goes to every webhook, so that deliveries weigh more than events.
 _OLD = """
 with happened as (
-    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, quiet,
+    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, suppressed,
         filter_revision)
     select 'acme', 'old_' || n, 'v1', 'funding_received', n, n, 1, $4, false, 1
     from generate_series(1, 1 + ($1::integer + $2::integer) / cardinality($3::text[])) n returning seq

@@ -77,7 +77,7 @@ async def _commit(database: Database, webhook_ids: list[str]) -> None:
 
 _ARRIVE = """
 with happened as (
-    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, quiet,
+    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, suppressed,
         filter_revision)
     select 'acme', 'e' || gen_random_uuid(), 'v1', 'funding_received', 1, 1, 1, '{}', false, 1
     from unnest($1::text[]) returning seq

@@ -34,7 +34,7 @@ GOAL = {"growth_mb_per_10k": 1.0, "descriptors_growth": 16.0, "connections_growt
 
 _ARRIVE = """
 with happened as (
-    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, quiet,
+    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, suppressed,
         filter_revision)
     select w.account_id, 'funding_received_' || gen_random_uuid(), 'v1', 'funding_received', 1, 1, 1, $2, false, 1
     from unnest($1::text[]) with ordinality as o (id, place) join webhooks w using (id) order by o.place returning seq

@@ -35,7 +35,7 @@ alter table deliveries drop constraint deliveries_event_seq_fkey, drop constrain
 """
 
 _EVENTS = """
-insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, quiet,
+insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, suppressed,
     filter_revision)
 select 'acme', 'e' || n, 'v1', 'funding_received', n, n, 1, convert_to(repeat('x', 700), 'UTF8'), false, 1
 from generate_series(1, $1::integer) n

@@ -55,7 +55,7 @@ LIST = "/v1/account/webhooks"
 
 _ARRIVE = """
 with happened as (
-    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, quiet,
+    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, suppressed,
         filter_revision)
     select $1, $2 || '_' || n, 'v1', 'funding_received', 1, 1, 1, $5, false, 1 from generate_series(1, $4::integer) n
     returning seq

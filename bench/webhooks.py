@@ -86,7 +86,7 @@ select o.id, 'a' || o.place % $3::integer, $2, true from unnest($1::text[]) with
 
 _RETRIES = """
 with happened as (
-    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, quiet,
+    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, suppressed,
         filter_revision)
     select account_id, 'later_' || id, 'v1', 'funding_received', 1, 1, 1, $1, false, 1 from webhooks
     returning seq, id
@@ -100,7 +100,7 @@ select id, event_seq, webhook_id, 1, db_now() + interval '1 h' from made
 
 _COMMIT = """
 with happened as (
-    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, quiet,
+    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, suppressed,
         filter_revision)
     select account_id, $2, 'v1', 'funding_received', 1, 1, 1, $3, false, 1 from webhooks where id = $1 returning seq
 ), made as (

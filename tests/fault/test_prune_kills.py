@@ -20,7 +20,7 @@ pytestmark = pytest.mark.fault
 NUMBER = 30_000
 OLD = """
 with happened as (
-    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, quiet,
+    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, suppressed,
         filter_revision)
     select w.account_id, 'old_' || n, 'v1', 'funding_received', n, n, 1, '{}', false, r.filter_revision
     from (select id, account_id from webhooks order by id limit 1) w, registry r, generate_series(1, $1::integer) n

@@ -127,7 +127,7 @@ with filters as (
     select e.seq as event_seq, f.webhook_id, true as is_due
     from events e join filters f on f.account_id = e.account_id
         and f.revision <= e.filter_revision and (f.next_revision is null or e.filter_revision < f.next_revision)
-    where f.active and not e.quiet and ($1::text is null or e.account_id = $1)
+    where f.active and not e.suppressed and ($1::text is null or e.account_id = $1)
         and (f.event_types is null or e.event_type = any(f.event_types))
         and (f.vault_ids is null or e.vault_id = any(f.vault_ids))
 ), stored as (

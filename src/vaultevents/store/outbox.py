@@ -358,14 +358,14 @@ async def _insert(
 STAGED_FROM = 500
 """Events of one commit, from which on they are copied into a table of the session first: those of a backfill."""
 _INTO_EVENTS = (
-    "insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, body, quiet, encoding,"
+    "insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, body, suppressed, encoding,"
     " filter_revision) select *, $1, $2 from"
 )
 _UNLESS_STORED = "on conflict (account_id, id) do nothing returning account_id, id, seq"
 _UNNEST = "unnest($3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bigint[], $9::bytea[], $10::bool[])"
 _STAGING = (
     "create temporary table if not exists staged_events (account_id text, id text, vault_id text, event_type text,"
-    " block_number bigint, created_at_ms bigint, body bytea, quiet boolean) on commit delete rows"
+    " block_number bigint, created_at_ms bigint, body bytea, suppressed boolean) on commit delete rows"
 )
 
 

@@ -599,7 +599,7 @@ CREATE TABLE vaultevents.events (
     created_at_ms bigint NOT NULL,
     encoding smallint NOT NULL,
     body bytea NOT NULL,
-    quiet boolean NOT NULL,
+    suppressed boolean NOT NULL,
     filter_revision bigint NOT NULL,
     committed_xid xid8 DEFAULT pg_current_xact_id() NOT NULL,
     stored_at timestamp with time zone DEFAULT vaultevents.db_now() NOT NULL,
@@ -616,7 +616,7 @@ COMMENT ON COLUMN vaultevents.events.block_number IS 'Execution block. Null: the
 COMMENT ON COLUMN vaultevents.events.created_at_ms IS 'When it happened on the chain: Unix time, in milliseconds.';
 COMMENT ON COLUMN vaultevents.events.encoding IS 'Version of the body''s template and of the order of its keys.';
 COMMENT ON COLUMN vaultevents.events.body IS 'Exactly the bytes that are POSTed.';
-COMMENT ON COLUMN vaultevents.events.quiet IS 'True: stored and delivered to no webhook (see vault_spans.deliver_from).';
+COMMENT ON COLUMN vaultevents.events.suppressed IS 'True: stored and delivered to no webhook (see vault_spans.deliver_from).';
 COMMENT ON COLUMN vaultevents.events.filter_revision IS 'Value of registry.filter_revision at the commit: the filters that decided.';
 COMMENT ON COLUMN vaultevents.events.committed_xid IS 'Transaction that stored it. The feed runs in this order.';
 COMMENT ON COLUMN vaultevents.events.stored_at IS 'When it was stored.';

@@ -286,7 +286,7 @@ async def test_an_undelivered_queue_never_silences_what_is_still_to_be_read(
     assert not isinstance(await outbox.commit(backfill, backfill.moved(1_000, None), found, seen), Lost)
     done = await vault(any_database, queue="q1", first_block=400, deliver=False)
     assert done.vault.spans == (VaultSpan(400, None, 1_001),)
-    assert await values(any_database, "select quiet from events") == [False]
+    assert await values(any_database, "select suppressed from events") == [False]
 
 
 async def test_of_several_who_register_the_same_one_succeeds(any_database: Database) -> None:

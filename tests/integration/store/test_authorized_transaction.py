@@ -380,7 +380,7 @@ async def forbidden(database: Database, statement: str, account_id: str = "acme"
         "select 1 from hash_key",
         "select 1 from key_ring",
         "update events set body = ''",
-        "update events set quiet = true",
+        "update events set suppressed = true",
         "delete from events",
         "insert into events (account_id) values ('acme')",
         "insert into deliveries (event_seq, webhook_id, state) values (1, 'wh', 'parked')",

@@ -37,7 +37,7 @@ UNBOUND = (
 
 BROKEN = {
     "is missing": [f"delete from deliveries {ONE}"],
-    "was never due": ["update events set quiet = true"],
+    "was never due": ["update events set suppressed = true"],
     "has more than one delivery": [
         "insert into deliveries (event_seq, webhook_id, state, finished_at)"
         f" select event_seq, webhook_id, 'delivered', db_now() from deliveries {ONE}"

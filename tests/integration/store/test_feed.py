@@ -58,7 +58,7 @@ async def calm(database: Database) -> None:
 async def write(connection: Connection, number: int, account_id: str = "acme") -> None:
     """An event `e<number>`, of the time `number`."""
     await connection.execute(
-        "insert into events (account_id, id, vault_id, event_type, created_at_ms, encoding, body, quiet,"
+        "insert into events (account_id, id, vault_id, event_type, created_at_ms, encoding, body, suppressed,"
         " filter_revision) values ($1, 'e' || $2::bigint, 'v1', 'funding_received', $2, 1, '{}', false, 0)",
         account_id,
         number,
@@ -106,7 +106,7 @@ async def test_events_that_are_sent_to_nobody_are_in_the_feed(any_database: Data
     assert outcome == Committed(inserted=1)
     await calm(any_database)
     assert await ids(any_database) == [event.id]
-    assert await values(any_database, "select quiet from events") == [True]
+    assert await values(any_database, "select suppressed from events") == [True]
 
 
 async def test_pages_follow_each_other_without_gap_or_repeat(any_database: Database) -> None:
@@ -292,7 +292,7 @@ async def test_a_page_since_near_the_end_does_not_read_what_lies_before(database
     await account(database)
     async with database.transaction() as connection:
         await connection.execute(
-            "insert into events (account_id, id, vault_id, event_type, created_at_ms, encoding, body, quiet,"
+            "insert into events (account_id, id, vault_id, event_type, created_at_ms, encoding, body, suppressed,"
             " filter_revision) select 'acme', 'e' || n, 'v1', 'funding_received', n, 1, '{}', false, 0"
             " from generate_series(1, 30000) n"
         )

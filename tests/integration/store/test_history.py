@@ -297,7 +297,7 @@ async def test_an_account_reads_the_vaults_that_it_has_now(any_database: Databas
 
 DEEP = """
 with made as (
-    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, quiet,
+    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, suppressed,
         filter_revision)
     select 'acme', 'deep' || n, 'v1', 'funding_received', n, n, 1, '', false, 1 from generate_series(1, $2::integer) n
     returning seq

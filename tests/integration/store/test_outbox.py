@@ -71,7 +71,7 @@ async def test_events_deliveries_and_the_cursor_move_together(any_database: Data
     assert await live(box) == before.moved(11, "0x11")
     stored = await rows(any_database, "select * from events order by id")
     assert [row["body"] for row in stored] == [encode(event) for event in sorted(found, key=lambda event: event.id)]
-    assert {(row["account_id"], row["vault_id"], row["encoding"], row["quiet"]) for row in stored} == {
+    assert {(row["account_id"], row["vault_id"], row["encoding"], row["suppressed"]) for row in stored} == {
         ("acme", "v1", 1, False)
     }
     assert [row["block_number"] for row in stored] == [10, 11, 10] or {row["block_number"] for row in stored} == {
@@ -332,7 +332,7 @@ async def test_quiet_events_are_stored_and_sent_to_nobody(any_database: Database
     await vault(any_database, "v2", first_block=50, deliver=False)
     assert (await commit(box, funding(1, block=60, vault="v2"), funding(2, block=101, vault="v2"))).inserted == 2
     assert await replay(box, 1, 100, funding(3, block=10), deliver=False) == Committed(inserted=1)
-    assert await values(any_database, "select quiet from events order by block_number") == [True, True, False]
+    assert await values(any_database, "select suppressed from events order by block_number") == [True, True, False]
     assert len(await deliveries_of(any_database, one.id)) == 1
     await assert_ledger(any_database)
     assert await replay(box, 1, 100, funding(3, block=10)) == Committed(identical=1)
@@ -404,7 +404,7 @@ async def two_writers_that_meet(database: Database, box: Outbox) -> list[Committ
     async with database.transaction() as held:
         await held.execute(
             "insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body,"
-            " quiet, filter_revision) values ('acme', $1, 'v1', 'x', 1, 1, 1, '', false, 0)",
+            " suppressed, filter_revision) values ('acme', $1, 'v1', 'x', 1, 1, 1, '', false, 0)",
             middle.id,
         )
         writing = asyncio.create_task(two_writers(database, box, seen))
@@ -441,7 +441,7 @@ async def test_a_ledger_that_does_not_add_up_is_seen(any_database: Database) -> 
     for forgery in (
         "delete from deliveries where id = (select min(id) from deliveries)",
         f"update deliveries set webhook_id = '{other.id}' where id = (select min(id) from deliveries)",
-        "update events set quiet = true",
+        "update events set suppressed = true",
         "update deliveries set state = 'delivered', finished_at = db_now()",
         "update deliveries set attempts = 1",
         "update deliveries set state = 'cancelled', finished_at = db_now()",

@@ -149,7 +149,7 @@ async def test_a_row_that_was_deleted_by_hand_is_still_missing(database: Databas
 
 FORGERIES = {
     "is missing": "update pruned set events = events - int8multirange(int8range(1, 2))",
-    "was never due": "update events set quiet = true where seq = 1",
+    "was never due": "update events set suppressed = true where seq = 1",
     "its event is not there": "update pruned set events = events + int8multirange(int8range(900, 901))",
     "its webhook is not there": "update pruned set webhook_id = 'nobody'",
     "cancelled for a webhook that is there": "update pruned set state = 'cancelled'",
@@ -355,7 +355,7 @@ async def test_a_dry_run_over_many_is_estimated_from_samples(
 
 MANY = """
 with made as (
-    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, quiet,
+    insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, suppressed,
         filter_revision)
     select 'acme', 'many' || n, 'v1', 'funding_received', n, n, 1, '', true, 1 from generate_series(1, $2::integer) n
     returning seq

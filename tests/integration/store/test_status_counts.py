@@ -30,7 +30,7 @@ from vaultevents.store.webhooks import delete_webhook, disable_webhook
 pytestmark = pytest.mark.integration
 
 STORED = """
-insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, quiet,
+insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body, suppressed,
     filter_revision)
 select 'acme', $1 || n, 'v1', 'funding_received', n, n, 1, '', true, 1 from generate_series(1, $2::integer) n
 """

@@ -106,8 +106,8 @@ async def test_one_deleted_one_forged_and_one_invented_row_are_found_by_their_id
         await connection.execute("update events set vault_id = 'another' where id = $1", moved)
         await connection.execute(
             "insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body,"
-            " quiet, filter_revision) select account_id, 'funding_received_acme_0XINVENTED', vault_id, event_type, 50,"
-            " created_at_ms, encoding, body, quiet, filter_revision from events where id = $1",
+            " suppressed, filter_revision) select account_id, 'funding_received_acme_0XINVENTED', vault_id, event_type,"
+            " 50, created_at_ms, encoding, body, suppressed, filter_revision from events where id = $1",
             forged,
         )
         report = await connection.fetchrow("delete from reports where id = (select min(id) from reports) returning *")

@@ -232,11 +232,11 @@ async def test_what_was_before_a_quiet_registration_is_kept_and_sent_to_nobody(d
         block = made.chain.block(last_quiet)
         assert block is not None
         async with database.transaction() as connection:
-            found = await connection.fetch("select event_type, created_at_ms, quiet from events")
-        assert {(row["event_type"], row["quiet"]) for row in found} == {
-            (kind, quiet) for kind in STAKING_TYPES for quiet in (True, False)
+            found = await connection.fetch("select event_type, created_at_ms, suppressed from events")
+        assert {(row["event_type"], row["suppressed"]) for row in found} == {
+            (kind, suppressed) for kind in STAKING_TYPES for suppressed in (True, False)
         }
-        assert all(row["quiet"] == (row["created_at_ms"] <= block.timestamp_s * 1000) for row in found)
+        assert all(row["suppressed"] == (row["created_at_ms"] <= block.timestamp_s * 1000) for row in found)
 
 
 async def test_a_day_of_mainnet_costs_few_calls_of_the_beacon_node(database: Database) -> None:

@@ -10,7 +10,7 @@ create table events (
     created_at_ms bigint not null,
     encoding smallint not null,
     body bytea not null,
-    quiet boolean not null,
+    suppressed boolean not null,
     filter_revision bigint not null,
     committed_xid xid8 not null default pg_current_xact_id(),
     stored_at timestamptz not null default db_now(),
@@ -37,7 +37,7 @@ comment on column events.block_number is 'Execution block. Null: the event has a
 comment on column events.created_at_ms is 'When it happened on the chain: Unix time, in milliseconds.';
 comment on column events.encoding is 'Version of the body''s template and of the order of its keys.';
 comment on column events.body is 'Exactly the bytes that are POSTed.';
-comment on column events.quiet is 'True: stored and delivered to no webhook (see vault_spans.deliver_from).';
+comment on column events.suppressed is 'True: stored and delivered to no webhook (see vault_spans.deliver_from).';
 comment on column events.filter_revision is
     'Value of registry.filter_revision at the commit: the filters that decided.';
 comment on column events.committed_xid is 'Transaction that stored it. The feed runs in this order.';
