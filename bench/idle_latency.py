@@ -73,7 +73,8 @@ async def _insert(connection: Connection, webhook_id: str) -> None:
     await connection.execute(
         "with happened as ("
         " insert into events (account_id, id, vault_id, event_type, block_number, created_at_ms, encoding, body,"
-        "  suppressed, filter_revision) values ('acme', 'e' || gen_random_uuid(), 'v1', 'funding_received', 1, 1, 1, $2, false, 1)"
+        "  suppressed, filter_revision)"
+        " values ('acme', 'e' || gen_random_uuid(), 'v1', 'funding_received', 1, 1, 1, $2, false, 1)"
         " returning seq), made as ("
         " insert into deliveries (event_seq, webhook_id, state) select seq, $1, 'scheduled' from happened"
         " returning id, event_seq, webhook_id)"
