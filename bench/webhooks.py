@@ -2,7 +2,8 @@
 
 First 100 deliveries/s, each to a webhook drawn at random of 100, 1,000 and 10,000; each has a retry that is due in an
 hour, too. The clock runs from the statement that commits an event to the whole request at the receiver, in this
-process; PostgreSQL's CPU is that of the commit, the claim and the settle, less what it takes idle. Then one webhook
+process; PostgreSQL's CPU is that of the commit, the claim and the settle, less what it takes idle. Its floor is that of
+two commits of a row without an index, at the same pace: a delivery takes no fewer. Then one webhook
 whose receiver takes 50 ms, beside a bare loop of as many connections as the webhook may have, and one whose receiver
 refuses what exceeds 20 at once. `ok` goes by ratios, CPU and shares, which hold on a busy machine. The last line is the
 result; without `--json` a table precedes it.
@@ -153,6 +154,20 @@ async def _commit_at_pace(
     return sent
 
 
+async def _bare_commits(made: World) -> float:
+    """PostgreSQL's CPU of two commits of one row each, at the pace of the deliveries, in ms."""
+    async with made.database() as database:
+        async with database.statement() as connection:
+            await connection.execute("create table floor_rows (number integer)")
+        cpu_s, begin_s, number = made.postgres_cpu_s(), time.perf_counter(), 0
+        while (due_s := begin_s + number / (2 * RATE_S)) < begin_s + MEASURED_S / 2:
+            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            async with database.statement() as connection:
+                await connection.execute("insert into floor_rows values ($1)", number)
+            number += 1
+        return (made.postgres_cpu_s() - cpu_s) * 2000 / number
+
+
 async def _empty(database: Database) -> None:
     async with database.statement() as connection:
         await connection.execute("truncate attempts, queue, leases, events, webhooks, accounts cascade", timeout=300)
@@ -177,6 +192,7 @@ async def _lone(made: World, path: str, count: int, **options: Any) -> tuple[flo
 def compare() -> dict[str, Any]:
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder, world(Path(folder), "http") as made:
         paced = {count: uvloop.run(_paced(made, count)) for count in COUNTS}
+        commits = uvloop.run(_bare_commits(made))
         with receiving("http", Path(folder)) as made.port:
             bare = floor(made, 20_000, "/slow", MOST_AT_ONCE)
             lone_s, _ = uvloop.run(_lone(made, "/slow", LONE))
@@ -191,6 +207,7 @@ def compare() -> dict[str, Any]:
     }
     judged = ratio | {"postgres_cpu_ms": most["postgres_cpu_ms"], "weak_refused_share": refused}
     ok = all(judged[name] <= GOAL[name] for name in JUDGED_BELOW) and ratio["lone_x"] >= GOAL["lone_x"]
+    bare = {**bare, "commits_cpu_ms": commits}
     parts = [{name: round(value, 3) for name, value in part.items()} for part in (figures, bare, ratio)]
     return {"bench": "webhooks", "figures": parts[0], "floor": parts[1], "ratio": parts[2], "goal": GOAL, "ok": ok}
 
