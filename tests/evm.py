@@ -14,6 +14,8 @@ may be used inside async tests too.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import http.client
 import json
 import os
@@ -31,6 +33,9 @@ from typing import Any, NoReturn
 import pytest
 from eth_abi.abi import encode
 from eth_hash.auto import keccak
+
+from vaultevents.core.logs import Log
+from vaultevents.core.units import Address, Hash32
 
 CONTRACTS = Path(__file__).resolve().parent.parent / "contracts"
 GENESIS_S, SECONDS_PER_BLOCK = 1_760_000_000, 12
@@ -113,12 +118,19 @@ class Chain:
         """Makes everything that is on the chain now final."""
         self.mine(FINALIZED_DEPTH)
 
-    def submit(self, to: bytes | None, data: bytes = b"", value_wei: int = 0, sender: bytes | None = None) -> str:
+    def submit(
+        self,
+        to: bytes | None,
+        data: bytes = b"",
+        value_wei: int = 0,
+        sender: bytes | None = None,
+        gas: int = 3_000_000,
+    ) -> str:
         """Puts a transaction into the pool and gives its hash; the fixed gas limit lets a reverting one pass."""
         transaction = {
             "from": "0x" + (sender or self.accounts[0]).hex(),
             "value": hex(value_wei),
-            "gas": hex(3_000_000),
+            "gas": hex(gas),
         }
         transaction |= {"input": "0x" + data.hex()} | ({} if to is None else {"to": "0x" + to.hex()})
         tx_hash: str = self.rpc("eth_sendTransaction", transaction)
@@ -144,9 +156,12 @@ class Chain:
         assert receipt["status"] == ("0x0" if reverts else "0x1"), receipt
         return receipt
 
-    def deploy(self, contract: str) -> bytes:
-        """A new contract of contracts/*.sol; gives its address."""
-        receipt = self.send(None, bytes.fromhex(compiled()[contract]["bytecode"][2:]))
+    def deploy(self, contract: str, *arguments: Any) -> bytes:
+        """A new contract of contracts/*.sol, with the arguments of its constructor; gives its address."""
+        made = compiled()[contract]
+        constructor: dict[str, Any] = next((entry for entry in made["abi"] if entry["type"] == "constructor"), {})
+        types = [parameter["type"] for parameter in constructor.get("inputs", [])]
+        receipt = self.send(None, bytes.fromhex(made["bytecode"][2:]) + encode(types, arguments))
         return bytes.fromhex(receipt["contractAddress"][2:])
 
     def fund(self, vault: bytes, amount_wei: int, sender: bytes | None = None) -> dict[str, Any]:
@@ -167,8 +182,28 @@ class Chain:
         if len(request_ids) == 1:
             data = call_data("claimWithdrawal(address,uint256)", recipient, *request_ids)
         else:
-            data = call_data("claimWithdrawalBatch(address,uint256[])", recipient, request_ids)
+            hints = [1] * len(request_ids)
+            data = call_data("claimWithdrawalBatch(address,uint256[],uint256[])", recipient, request_ids, hints)
         return self.send(queue, data, sender=owner)
+
+
+def as_log(raw: dict[str, Any]) -> Log:
+    """A raw log as the service has it."""
+    assert raw["removed"] is False
+    return Log(
+        address=Address(_unhex(raw["address"])),
+        topics=tuple(Hash32(_unhex(topic)) for topic in raw["topics"]),
+        data=_unhex(raw["data"]),
+        block_number=int(raw["blockNumber"], 16),
+        block_hash=Hash32(_unhex(raw["blockHash"])),
+        tx_hash=Hash32(_unhex(raw["transactionHash"])),
+        log_index=int(raw["logIndex"], 16),
+        timestamp_s=int(raw["blockTimestamp"], 16),
+    )
+
+
+def _unhex(text: str) -> bytes:
+    return bytes.fromhex(text.removeprefix("0x"))
 
 
 def call_data(signature: str, *arguments: Any) -> bytes:
@@ -185,13 +220,23 @@ def multicall_data(calls: Sequence[Inner], tolerant: bool = False) -> bytes:
 
 @cache
 def compiled() -> dict[str, dict[str, Any]]:
-    """`{contract: {abi, bytecode}}` of contracts/*.sol, compiled once per process."""
+    """`{contract: {abi, bytecode}}` of contracts/*.sol, compiled once and kept for all processes until they change."""
     node = shutil.which("node")
     if node is None or not (CONTRACTS / "node_modules" / "solc").is_dir():
         absent("node, or the compiler of contracts/package-lock.json, is not installed")
-    done = subprocess.run([node, "compile.js"], cwd=CONTRACTS, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    contracts: dict[str, dict[str, Any]] = json.loads(done.stdout)
+    sources = [*sorted(CONTRACTS.glob("*.sol")), CONTRACTS / "compile.js", CONTRACTS / "package-lock.json"]
+    digest = hashlib.sha256(b"".join(hashlib.sha256(source.read_bytes()).digest() for source in sources)).hexdigest()
+    kept = CONTRACTS / "node_modules" / ".cache" / f"contracts-{digest}.json"
+    kept.parent.mkdir(exist_ok=True)
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            done = subprocess.run([node, "compile.js"], cwd=CONTRACTS, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            new = kept.with_suffix(".new")
+            new.write_text(done.stdout)
+            new.replace(kept)
+    contracts: dict[str, dict[str, Any]] = json.loads(kept.read_text())
     return contracts
 
 

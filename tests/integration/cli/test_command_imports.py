@@ -13,6 +13,7 @@ pytestmark = pytest.mark.integration
 
 STORAGE = {"asyncpg", "vaultevents.store"}
 SERVICE = {"fastapi", "uvicorn", "vaultevents.api", "vaultevents.daemon", "vaultevents.dispatch"}
+WEB3 = {"web3", "eth_abi"}
 COMMAND_MODULES = {f"vaultevents.cli.{name.replace('-', '_')}" for name in COMMANDS}
 
 
@@ -41,10 +42,10 @@ def test_the_command_line_alone_imports_no_command() -> None:
     [
         ("call", STORAGE | SERVICE | {"prometheus_client", "vaultevents.chain", "vaultevents.config"}),
         ("init", STORAGE | SERVICE | {"aiohttp", "vaultevents.chain"}),
-        ("vault", SERVICE | {"aiohttp", "vaultevents.chain", "vaultevents.watch"}),
+        ("vault", SERVICE | WEB3 | {"aiohttp", "vaultevents.chain", "vaultevents.watch"}),
         ("key", SERVICE | {"aiohttp", "vaultevents.chain", "vaultevents.watch"}),
         ("replay", SERVICE),
-        ("run", {"vaultevents.devnet"}),
+        ("run", {"vaultevents.devnet"} | WEB3),
     ],
 )
 def test_a_command_imports_only_what_it_needs(name: str, absent: set[str]) -> None:
@@ -55,6 +56,22 @@ def test_a_command_imports_only_what_it_needs(name: str, absent: set[str]) -> No
 
 def test_a_needless_import_is_seen() -> None:
     assert imported_by("cli.load('run')") >= STORAGE | SERVICE
+
+
+def test_the_import_of_web3_leaves_deeply_nested_json_refused() -> None:
+    """A dependency of web3 raises the recursion limit, and the JSON of a gateway could then overflow the stack."""
+    code = """
+import json, threading
+from vaultevents.chain.execution.contracts import event_topic
+before = sys.getrecursionlimit(), sys.setrecursionlimit
+uses = [threading.Thread(target=event_topic, args=("VaultHub", "VaultConnected")) for _ in range(3)]
+for use in uses: use.start()
+for use in uses: use.join()
+assert (sys.getrecursionlimit(), sys.setrecursionlimit) == before
+try: json.loads("[" * 10**6)
+except RecursionError: import wave  # a module that says so
+"""
+    assert imported_by(code) >= {*WEB3, "py_ecc", "wave"}
 
 
 def test_the_help_lists_every_command_in_order(capsys: pytest.CaptureFixture[str]) -> None:

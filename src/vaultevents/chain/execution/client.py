@@ -18,7 +18,7 @@ from vaultevents.chain.execution import contract_calls, wire, withdrawals
 from vaultevents.chain.execution.anchoring import Anchor, check_blocks, confirm
 from vaultevents.chain.execution.block_proofs import Budget, ProvenRange, ReadOptions, oldest_with_receipts, prove_range
 from vaultevents.chain.execution.blocks import block_answer, header_call, read_block, read_header, read_linked_headers
-from vaultevents.chain.execution.contract_calls import Reverted
+from vaultevents.chain.execution.contract_calls import Reverted, eth_call
 from vaultevents.chain.execution.jsonrpc import Call, RpcFailure, RpcNode
 from vaultevents.chain.execution.log_range import LogQuery
 from vaultevents.chain.execution.logs import LogRange, read_logs
@@ -401,8 +401,15 @@ class ExecutionChain(PinnedNetwork[RpcNode, Identity, Counters]):
 
         Raises `SourceUnavailable` when no node can answer, as for the state of an old block.
         """
-        position = "finalized" if block is None else hex(block)
-        return await self._open.ask(partial(contract_calls.call, to=to, data=data, position=position))
+        (answer,) = await self.read_state([eth_call(to, data, "finalized" if block is None else hex(block))])
+        return answer
+
+    async def read_state(self, calls: Sequence[Call]) -> list[bytes | Reverted]:
+        """Return the answers to some `eth_call` and `eth_getCode` in order, all from one node; a revert is an answer.
+
+        Raises `SourceUnavailable` when no node can answer all of them.
+        """
+        return await self._open.ask(partial(contract_calls.read_state, calls=calls))
 
     async def creation_block(self, address: Address) -> int:
         """Return the first block after which `address` has code, up to the head.
