@@ -27,6 +27,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from vaultevents.core.environment import CALL_KEY_VARIABLE, CALL_URL_VARIABLE, ENV_FILE, ENV_PREFIX, NEW_KEY_VARIABLE
 from vaultevents.core.errors import ConfigError, VaulteventsError
+from vaultevents.core.networks import PUBLIC_NETWORKS
 from vaultevents.core.proxies import parse_proxy
 from vaultevents.core.retries import SCHEDULE_S, parse_schedule
 from vaultevents.core.signing import check_plain_header
@@ -39,7 +40,7 @@ DEFAULT_FILE = Path("vaultevents.toml")
 
 Network: TypeAlias = Literal["devnet", "hoodi", "mainnet"]
 NETWORKS: tuple[Network, ...] = get_args(Network)
-CHAIN_IDS = {"hoodi": 560048, "mainnet": 1}
+CHAIN_IDS = {network.name: network.chain_id for network in PUBLIC_NETWORKS}
 """Chain ids of public networks; a devnet may have any."""
 PATHS = (
     "data_dir",

@@ -92,7 +92,7 @@ async def serve(
         listener = _listener(settings, only)
         if listener is not None:
             stack.callback(listener.close)
-        scraped = bind(_metrics_options(settings)) if observed and settings.metrics.serve == "on" else None
+        scraped = bind(metrics_options(settings)) if observed and settings.metrics.serve == "on" else None
         if scraped is not None:
             stack.callback(scraped.close)
         store = await stack.enter_async_context(open_store(settings))
@@ -268,13 +268,14 @@ def _files_allow(concurrency: int, connections: int) -> OpenFiles:
 def _listener(settings: Settings, only: Collection[Role]) -> socket.socket | None:
     """The socket of the API, bound before anything else begins; None when this process does not serve it."""
     if settings.api.serve == "on" and "api" in only:
-        return bind(_server_options(settings, settings.api.max_connections))
+        return bind(server_options(settings, settings.api.max_connections))
     if set(only) == {"api"}:
         raise ConfigError('api.serve is "off", so there is nothing to do with --only api: set it to "on"')
     return None
 
 
-def _server_options(settings: Settings, connections: int) -> ServerOptions:
+def server_options(settings: Settings, connections: int) -> ServerOptions:
+    """Return where and how the API listens."""
     api = settings.api
     return ServerOptions(
         api.host,
@@ -310,7 +311,7 @@ async def _answer(
         shares=AccountShares(Shares(api.requests_at_once)),
     )
     await while_lost(lambda: feed.adopt_restored_events(store.database))
-    options = _server_options(settings, files.connections)
+    options = server_options(settings, files.connections)
     upkeep = asyncio.create_task(_forget(store.database))
     log.info("api_listens", url=url_of(listener, options))
     try:
@@ -319,7 +320,8 @@ async def _answer(
         upkeep.cancel()
 
 
-def _metrics_options(settings: Settings) -> ServerOptions:
+def metrics_options(settings: Settings) -> ServerOptions:
+    """Return where the metrics are served."""
     return ServerOptions(
         settings.metrics.host,
         settings.metrics.port,
@@ -333,7 +335,7 @@ async def _observe(
     settings: Settings, store: Store, clock: ServiceClock, listener: socket.socket, stop: asyncio.Event
 ) -> None:
     """Metrics and health, for the operator's monitoring."""
-    options = _metrics_options(settings)
+    options = metrics_options(settings)
     log.info("metrics_listen", url=url_of(listener, options))
     await answer(scraping.build(store.database), listener, options, lambda: clock.now().timestamp(), stop)
 

@@ -110,7 +110,7 @@ class SystemLookup:
         """
         now_s = asyncio.get_running_loop().time()
         if self._probe is None or (self._probe.done() and now_s - self._probed_at_s > PROBED_S):
-            self._probe, self._probed_at_s = asyncio.create_task(self._answers()), now_s
+            self._probe, self._probed_at_s = asyncio.create_task(self.answers()), now_s
         if not await asyncio.shield(self._probe):
             return False
         recent_s = now_s - RECENT_S
@@ -118,7 +118,8 @@ class SystemLookup:
         self._failed_at_s[failed] = now_s
         return self._found_at_s > recent_s or len(self._failed_at_s) < MANY_FAILURES
 
-    async def _answers(self) -> bool:
+    async def answers(self) -> bool:
+        """Return whether the resolver answers for a name that nobody can have registered."""
         try:
             async with asyncio.timeout(PROBE_S):
                 await self._opened().query_dns(f"{secrets.token_hex(8)}.invalid", "A")

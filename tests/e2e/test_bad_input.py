@@ -146,7 +146,7 @@ async def test_a_node_of_another_chain(here: Place, server: ServerAddress) -> No
 async def test_no_node_is_configured(here: Place) -> None:
     here.config.write_text(here.config.read_text().replace(f'"{here.url}"', ""))
     assert "execution.urls is empty: name the URL of your execution node" in (await here.run("run")).error
-    assert "FAIL  node: execution.urls is empty" in (await here.run("check")).stdout
+    assert "✗ node: execution.urls is empty" in (await here.run("check")).stdout
 
 
 async def test_a_node_that_is_down_at_the_start(here: Place) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import sys
 import time
 import tomllib
@@ -63,12 +64,16 @@ async def test_check_says_what_answers_and_what_does_not(here: Place) -> None:
     sockets = f'websocket_urls = ["{here.url.replace("http", "ws")}/key"]'
     here.configure(execution=f'{sockets}\n[contracts]\nlido_locator = "{address}"')
     good = (await here.run("check")).ok()
-    lines = {line.split()[1].rstrip(":"): line for line in good.stdout.splitlines()}
-    assert lines.keys() >= {"delivery.ca_file", "database", "node", "websocket", "contracts.lido_locator"}
-    assert all(line.startswith("ok    ") for line in lines.values())
+    *found, verdict = good.stdout.splitlines()
+    lines = {line[2:].split("#")[0].split(": ")[0]: line for line in reversed(found)}
+    expected = {"delivery.ca_file", "database", "node http://127.0.0.1", "websocket ws://127.0.0.1"}
+    assert lines.keys() >= {*expected, "contracts.lido_locator", "master key", "api", "disk", "trust", "off"}
+    assert all(line.startswith("✓ ") for subject, line in lines.items() if subject != "resolver")
+    assert verdict.startswith("Everything that is configured works.")
     number = here.world.chain.finalized_number
-    assert f"chain {here.world.chain.chain_id}, its finalized block is {number}" in lines["node"]
-    assert f"chain {here.world.chain.chain_id}, announces new heads" in lines["websocket"]
+    assert f"chain {here.world.chain.chain_id} with block 0 " in lines["node http://127.0.0.1"]
+    assert f"its finalized block is {number}" in lines["node http://127.0.0.1"]
+    assert f"chain {here.world.chain.chain_id}, announces new heads" in lines["websocket ws://127.0.0.1"]
 
     here.configure(
         execution=f'audit_blocks_per_s = 0\n[contracts]\nlido_locator = "{address}"\nwrapper_factory = "{VAULT}"'
@@ -77,12 +82,21 @@ async def test_check_says_what_answers_and_what_does_not(here: Place) -> None:
     assert (bad.code, bad.words) == (1, [])
     assert bad.json["ok"] is False
     assert [one["what"] for one in bad.json["checks"] if not one["ok"]] == ["contracts.wrapper_factory"]
-    assert f"{VAULT} has no code on this chain: correct the address" in bad.stdout
+    (broken,) = [one for one in bad.json["checks"] if not one["ok"]]
+    assert broken["detail"] == f"{VAULT} has no code on this chain"
+    assert (broken["result"], broken["advice"]) == ("failed", "Correct the address")
+    assert (bad.json["failed"], bad.json["verdict"].split(" of ")[0]) == (1, "1")
     assert "execution.audit_blocks_per_s is 0" in bad.stdout
 
     here.config.write_text(here.config.read_text().replace(str(here.receivers.ca_path), "absent.pem"))
     text = (await here.run("check")).stdout
-    assert f"FAIL  delivery.ca_file: delivery.ca_file {here.home}/absent.pem cannot be used (No such file" in text
+    assert f"✗ delivery.ca_file: delivery.ca_file {here.home}/absent.pem cannot be used (No such file" in text
+    assert "). Name the certificate of the receivers' authority.\n" in text
+    assert "2 of " in text.splitlines()[-1]
+    plain = (await here.run("check", PYTHONIOENCODING="ascii")).stdout
+    assert plain.isascii()
+    assert "FAIL delivery.ca_file: " in plain
+    assert "ok   database: " in plain
 
 
 async def test_check_tells_nodes_apart(here: Place) -> None:
@@ -97,6 +111,19 @@ async def test_check_tells_nodes_apart(here: Place) -> None:
     assert first["detail"] == "cannot be reached (ClientConnectorError)"
     (announcing,) = [one for one in done.json["checks"] if one["what"].startswith("websocket ws://127.0.0.1#")]
     assert (announcing["ok"], announcing["detail"]) == (False, first["detail"])
+
+
+async def test_check_beside_a_running_service(here: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    here.configure(api=f"port = {port}")
+    running = await here.shell.start("run")
+    await running.said('"api_listens"')
+    beside = (await here.run("check", "--json")).ok()
+    (await running.end()).ok()
+    (api,) = [found for found in beside.json["checks"] if found["what"] == "api"]
+    assert api["detail"] == f"127.0.0.1 port {port} is served by a vaultevents that runs"
+    assert [line["event"] for line in beside.logs][:1] == ["check_started"]
 
 
 async def test_status_before_anything_was_read(here: Place) -> None:

@@ -53,9 +53,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("root", "core", "telemetry", "metrics", "egress", "proxy", "resolver", "config", "chain", "store"),
         *("watch", "dispatch", "api", "wiring"),
     },
+    "probes": {
+        *("root", "core", "telemetry", "metrics", "egress", "proxy", "resolver", "config", "chain", "store"),
+        *("watch", "api", "wiring", "daemon"),
+    },
     "cli": {
         *("root", "core", "telemetry", "metrics", "egress", "proxy", "resolver", "config", "chain", "store"),
-        *("watch", "dispatch", "api", "wiring", "daemon", "devnet"),
+        *("watch", "dispatch", "api", "wiring", "daemon", "probes", "devnet"),
     },
     "__main__": {"cli"},
 }

@@ -21,7 +21,15 @@ from vaultevents.core.cid import file_cid
 from vaultevents.core.events import Event, Observation, ReportUpdateAvailable, encode
 from vaultevents.core.logs import REPORT_UPDATED, Log, UndecodableLog
 from vaultevents.core.registry import Owner
-from vaultevents.core.reports import ReportInvalid, ReportLog, decode, decode_all, observe, read_report
+from vaultevents.core.reports import (
+    ReportInvalid,
+    ReportLog,
+    decode,
+    decode_all,
+    decode_latest,
+    observe,
+    read_report,
+)
 from vaultevents.core.units import Address, BlockNumber, Hash32, checksum, eth_text, hex_text, parse_address
 
 pytestmark = pytest.mark.unit
@@ -105,6 +113,19 @@ def test_a_report_of_no_vault_is_empty_and_one_with_half_of_that_is_not() -> Non
     assert not replace(nothing, root=ROOT).is_empty
     assert not replace(nothing, cid=PUBLISHED.cid).is_empty
     assert not PUBLISHED.is_empty
+
+
+def test_the_latest_report_of_an_oracle_is_decoded() -> None:
+    words = [PUBLISHED.timestamp.to_bytes(32), PUBLISHED.ref_slot.to_bytes(32), PUBLISHED.root]
+    answer = b"".join([*words, (128).to_bytes(32)]) + abi_string(PUBLISHED.cid.encode())[32:]
+    found = decode_latest(answer, PUBLISHED.address)
+    assert found is not None
+    same = replace(PUBLISHED, block_number=found.block_number, block_time_ms=found.block_time_ms)
+    assert found == replace(same, tx_hash=found.tx_hash, log_index=found.log_index)
+    assert read_report(SAMPLE, found).root == ROOT
+    assert decode_latest(answer[:100], PUBLISHED.address) is None
+    assert decode_latest(b"".join([*words, (96).to_bytes(32)]) + answer[128:], PUBLISHED.address) is None
+    assert decode_latest(b"", PUBLISHED.address) is None
 
 
 CID = PUBLISHED.cid.encode()

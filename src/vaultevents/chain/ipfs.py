@@ -133,9 +133,10 @@ class IpfsClient:
         """What was learned of these gateways before the last start."""
         self._gateways.load_state(node_states)
 
-    async def fetch(self, cid: str, check: Check) -> bytes:
+    async def fetch(self, cid: str, check: Check, *, only: str | None = None) -> bytes:
         """The bytes for which `check` returns; from the cache, else from the first gateway that has them.
 
+        With `only` no other gateway than this one is asked.
         Raises `InputError` for a text that cannot be a CID, and `SourceUnavailable` with a reason for each gateway:
         `NodeFault` when any of them gave bytes that are not the file.
         """
@@ -146,15 +147,15 @@ class IpfsClient:
             content = await asyncio.to_thread(_recall, cached, check, self._limits.file_bytes)
             if content is not None:
                 return content
-        content = await self._from_gateways(cid, check)
+        content = await self._from_gateways(cid, check, only)
         if cached is not None:
             await asyncio.to_thread(write_cache, cached, content)
         return content
 
-    async def _from_gateways(self, cid: str, check: Check) -> bytes:
+    async def _from_gateways(self, cid: str, check: Check, only: str | None) -> bytes:
         faulty: list[str] = []
         try:
-            return await self._gateways.ask(partial(self._from_gateway, cid, check, faulty))
+            return await self._gateways.ask(partial(self._from_gateway, cid, check, faulty), only=only)
         except SourceUnavailable as error:
             problem = NodeFault(error.node, error.problem) if faulty else error
         raise problem  # outside of the handler: the former error must not become its context

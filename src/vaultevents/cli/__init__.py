@@ -21,7 +21,7 @@ COMMANDS = {
     "init": "Write a configuration file that explains every setting.",
     "run": "Watch the chain and deliver webhooks until SIGTERM or Ctrl-C.",
     "replay": "Restore and compare the events of a range of blocks or of epochs.",
-    "check": "See whether everything that is configured answers.",
+    "check": "See whether everything that is configured works.",
     "status": "Show how far the streams are and what is still to be delivered.",
     "demo": "See it work, on this machine alone.",
     "listen": "Receive, verify and print webhooks on this machine.",

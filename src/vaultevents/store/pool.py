@@ -200,7 +200,7 @@ async def open_database(target: Mapping[str, Any], *, schema: str = "vaultevents
         ) from None
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
         raise DatabaseUnusable(f"the database refuses the connection ({reason(error)}): fix database_url") from error
-    except asyncpg.InsufficientPrivilegeError as error:
+    except (asyncpg.InsufficientPrivilegeError, asyncpg.InvalidSchemaNameError) as error:
         raise DatabaseUnusable(
             f"the database user may not do what a migration needs ({reason(error)}): "
             f"grant it CREATE on the database and CREATEROLE, or make the schema '{schema}' for this user and the role "

@@ -43,7 +43,7 @@ class Store:
 @asynccontextmanager
 async def open_store(settings: Settings) -> AsyncIterator[Store]:
     """Open the configured or the embedded database, bring its schema up to date, find its master key (rule D2)."""
-    async with _opened(settings) as opened, AsyncExitStack() as stack:
+    async with opened_database(settings) as opened, AsyncExitStack() as stack:
         key = key_files.given_key(settings, make=not await while_lost(opened.key_ids))
 
         async def hold() -> None:
@@ -51,7 +51,7 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
             await stack.enter_async_context(sealing_with(opened.target, settings.database_schema, key.id))
 
         await while_lost(hold)
-        _check_key(key, await while_lost(opened.key_ids))  # again: from now on nobody rotates it away
+        check_key(key, await while_lost(opened.key_ids))  # again: from now on nobody rotates it away
         yield Store(opened.database, key, opened.embedded)
 
 
@@ -77,11 +77,11 @@ async def open_rotation(
     one and its previous one already, or the key file of the embedded database is replaced; the former is kept as
     `.old` beside it. Raises `ConfigError` without either, `DatabaseUnusable` while a process seals with a former key.
     """
-    async with _opened(settings) as opened:
+    async with opened_database(settings) as opened:
         in_use = await while_lost(opened.key_ids)
         given = key_files.given_key(settings, make=not in_use)
         key = given if new_key is None else new_key(given)
-        _check_key(key, in_use)
+        check_key(key, in_use)
         made = new_key is None and len(given.known) == 1
         if made and not key_files.is_own_file(settings):
             raise ConfigError(
@@ -100,7 +100,7 @@ async def open_rotation(
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class OpenedDatabase:
     """A database before its key is known; `target` is what `asyncpg.connect` takes."""
 
     database: Database
@@ -119,11 +119,12 @@ class _Opened:
 
 
 @asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[_Opened]:
+async def opened_database(settings: Settings) -> AsyncIterator[OpenedDatabase]:
+    """Open the configured or the embedded database and bring its schema up to date, whatever its key is."""
     async with AsyncExitStack() as stack:
         if settings.database_url is not None:
             target = {"dsn": settings.database_url.get_secret_value()}
-            opened = _Opened(await open_database(target, schema=settings.database_schema), target, None)
+            opened = OpenedDatabase(await open_database(target, schema=settings.database_schema), target, None)
         else:
             embedded = EmbeddedPostgres(settings.directory / "postgres")
             stack.push_async_callback(asyncio.to_thread, embedded.leave)
@@ -132,13 +133,13 @@ async def _opened(settings: Settings) -> AsyncIterator[_Opened]:
         yield opened
 
 
-async def _open_embedded(embedded: EmbeddedPostgres, schema: str) -> _Opened:
+async def _open_embedded(embedded: EmbeddedPostgres, schema: str) -> OpenedDatabase:
     target = (await asyncio.to_thread(embedded.join)).connect_kwargs()
-    return _Opened(await open_database(target, schema=schema), dict(target), embedded)
+    return OpenedDatabase(await open_database(target, schema=schema), dict(target), embedded)
 
 
-def _check_key(key: MasterKey, in_use: Collection[str]) -> None:
-    """`in_use` are the ids of the keys that the stored secrets are sealed with: no other will do (rule D2)."""
+def check_key(key: MasterKey, in_use: Collection[str]) -> None:
+    """Raise `DatabaseUnusable` unless the key opens what the keys with the ids `in_use` have sealed (rule D2)."""
     if other := sorted(set(in_use) - {known.id for known in key.known}):
         raise DatabaseUnusable(
             f"secrets in this database are sealed with the master key {', '.join(other)}, and the one given is "

@@ -12,7 +12,8 @@ from vaultevents.core.proxies import Proxy, parse_proxy
 from vaultevents.core.sealing import Secret
 from vaultevents.core.signing import check_secret
 from vaultevents.core.webhooks import UrlRules, check_url
-from vaultevents.proxy import dial_proxy
+from vaultevents.egress import Guard, tls_context
+from vaultevents.proxy import dial_proxy, open_tunnel
 from vaultevents.resolver import SystemLookup
 
 PROXY_WITHIN_S: Final = 5.0
@@ -52,6 +53,32 @@ async def reach_proxy(chosen: Proxy) -> None:
         raise LocalFault("proxy_down", f"the proxy {chosen.name} does not answer") from None
     finally:
         await lookup.close()
+
+
+async def reach_receiver(settings: Settings, url: str) -> None:
+    """Connect to the host of a URL as deliveries do, verify its certificate, and disconnect; nothing is posted.
+
+    Raises `OSError` (an `ssl.SSLError` for its certificate), `TimeoutError`, `EgressRefused`, `ProxyRefused`,
+    `LocalFault`.
+    """
+    guard, chosen = Guard(url_rules(settings)), proxy(settings)
+    target = guard.vet(url)
+    host, port, lookup = target.host or "", target.port or 443, SystemLookup()
+    try:
+        async with asyncio.timeout(settings.delivery.connect_timeout_s):
+            if chosen is None:
+                dialled = await guard.dial(host, await guard.addresses(host, port), settings.delivery.connect_timeout_s)
+            else:
+                guard.judge_name(host, port)
+                dialled = await dial_proxy(chosen, lookup)
+                await open_tunnel(dialled, chosen, host, port)
+            _, writer = await asyncio.open_connection(
+                sock=dialled, ssl=tls_context(settings.delivery.ca_file), server_hostname=host
+            )
+            writer.transport.abort()
+    finally:
+        await lookup.close()
+        await guard.close()
 
 
 def operator_webhook(settings: Settings) -> tuple[str, Secret] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,20 +52,7 @@ async def open_chain(
         raise ConfigError(
             "execution.urls is empty: name the URL of your execution node there or in VAULTEVENTS_EXECUTION__URLS"
         )
-    options = ExecutionOptions(
-        headers=settings.execution.headers,
-        ask=settings.execution.ask,
-        completeness=settings.execution.completeness,
-        blooms_per_day=settings.execution.blooms_per_day,
-        strict=settings.network in CHAIN_IDS,
-        answer_limit_bytes=settings.execution.max_answer_mb * 2**20,
-        receipt_limit_bytes=settings.execution.max_receipt_mb * 2**20,
-        batch_size=settings.execution.batch_size,
-        log_range_max=settings.execution.max_range_blocks,
-        total_timeout_s=settings.execution.timeout_s,
-    )
-    urls = [url.get_secret_value() for url in settings.execution.urls]
-    async with ExecutionChain(urls, head=head or head_policy(settings), options=options) as chain:
+    async with unpinned_chain(settings, settings.execution.urls, head=head) as chain:
         chain.load_state(await nodes.load_node_states(database, "execution"))
         known = await pinned(database)
         if known is not None:
@@ -86,6 +73,30 @@ async def open_chain(
         yield chain
 
 
+def unpinned_chain(settings: Settings, urls: Sequence[SecretStr], *, head: HeadPolicy | None = None) -> ExecutionChain:
+    """Make the chain at these execution nodes, of whichever network they are."""
+    execution = settings.execution
+    options = ExecutionOptions(
+        headers=execution.headers,
+        ask=execution.ask,
+        completeness=execution.completeness,
+        blooms_per_day=execution.blooms_per_day,
+        strict=settings.network in CHAIN_IDS,
+        answer_limit_bytes=execution.max_answer_mb * 2**20,
+        receipt_limit_bytes=execution.max_receipt_mb * 2**20,
+        batch_size=execution.batch_size,
+        log_range_max=execution.max_range_blocks,
+        total_timeout_s=execution.timeout_s,
+    )
+    return ExecutionChain([url.get_secret_value() for url in urls], head=head or head_policy(settings), options=options)
+
+
+def unpinned_beacon(settings: Settings, urls: Sequence[SecretStr], clock: Callable[[], float]) -> BeaconChain:
+    """Make the beacon chain at these nodes, of whichever network they are."""
+    options = BeaconOptions(ssz=settings.beacon.scan == "ssz", total_timeout_s=settings.beacon.timeout_s)
+    return BeaconChain([url.get_secret_value() for url in urls], options, clock=clock)
+
+
 def with_node_alone(settings: Settings, url: SecretStr | None) -> Settings:
     """The settings with this execution node and no other; None: without any."""
     alone = settings.execution.model_copy(update={"urls": () if url is None else (url,)})
@@ -97,9 +108,7 @@ async def open_beacon(
     settings: Settings, database: Database, clock: ServiceClock
 ) -> AsyncIterator[tuple[BeaconChain, ChainTime]]:
     """The beacon nodes and their time, after the first contact has shown that their network is the pinned one."""
-    urls = [url.get_secret_value() for url in settings.beacon.urls]
-    options = BeaconOptions(ssz=settings.beacon.scan == "ssz", total_timeout_s=settings.beacon.timeout_s)
-    async with BeaconChain(urls, options, clock=lambda: clock.now().timestamp()) as beacon:
+    async with unpinned_beacon(settings, settings.beacon.urls, lambda: clock.now().timestamp()) as beacon:
         beacon.load_state(await nodes.load_node_states(database, "beacon"))
         if (known := await pinned_beacon(database)) is not None:
             beacon.expect(BeaconIdentity(*known))

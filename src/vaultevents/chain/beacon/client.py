@@ -17,6 +17,16 @@ import aiohttp
 
 from vaultevents.chain.beacon import wire
 from vaultevents.chain.beacon.node import SSZ, BeaconCounters, BeaconNode
+from vaultevents.chain.beacon.routes import (
+    BLINDED_BLOCKS,
+    BLOCKS,
+    CHECKPOINTS,
+    CONFIG,
+    GENESIS,
+    HEADERS,
+    STATE,
+    SYNCING,
+)
 from vaultevents.chain.beacon.scan_json import ListScan, Scan
 from vaultevents.chain.beacon.scan_ssz import KNOWN_FORKS, StateScan
 from vaultevents.chain.beacon.validators_by_id import VALIDATORS, IdLists
@@ -30,14 +40,6 @@ from vaultevents.core.validators import ValidatorRecord
 
 __all__ = ["BeaconChain", "BeaconIdentity", "BeaconOptions", "Finality", "Payload", "Refresh", "Scan"]
 
-_SYNCING = "/eth/v1/node/syncing"
-_GENESIS = "/eth/v1/beacon/genesis"
-_CONFIG = "/eth/v1/config/spec"
-_CHECKPOINTS = "/eth/v1/beacon/states/head/finality_checkpoints"
-_HEADERS = "/eth/v1/beacon/headers/"
-_BLINDED_BLOCKS = "/eth/v1/beacon/blinded_blocks/"
-_BLOCKS = "/eth/v2/beacon/blocks/"
-_STATE = "/eth/v2/debug/beacon/states/finalized"
 
 _NO_STATE = frozenset({400, 401, 403, 404, 405, 406, 415, 501})
 _NO_BLINDED = frozenset({400, 404, 405, 406, 415, 501})
@@ -275,7 +277,7 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
 
     async def _scan_state(self, vaults: frozenset[Address], node: BeaconNode) -> Scan | None:
         """From the SSZ of the whole state; None where the node does not offer it, or of a fork not known here."""
-        settings = wire.config(node.name, await node.get(_CONFIG))
+        settings = wire.config(node.name, await node.get(CONFIG))
         roots = wire.uint64(node.name, "its SLOTS_PER_HISTORICAL_ROOT", settings.get("SLOTS_PER_HISTORICAL_ROOT"))
         root = None if self._expected is None else self._expected.genesis_validators_root
         least_slot = 0 if self._highest is None else self._highest.block_slot
@@ -285,7 +287,7 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
             known = headers.get("eth-consensus-version", "").lower() in KNOWN_FORKS
             return StateScan(node.name, vaults, roots, root, least_slot) if kind == SSZ and known else None
 
-        sink = await node.stream(_STATE, SSZ, sink_for, _NO_STATE)
+        sink = await node.stream(STATE, SSZ, sink_for, _NO_STATE)
         return sink.finish() if isinstance(sink, StateScan) else None
 
     async def _check_ready(self, node: BeaconNode) -> wire.Syncing:
@@ -296,7 +298,7 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
         return state
 
     async def _check_sync(self, node: BeaconNode) -> wire.Syncing:
-        state = wire.syncing(node.name, await node.get(_SYNCING))
+        state = wire.syncing(node.name, await node.get(SYNCING))
         lag = state.sync_distance
         if self._expected is not None and (now_s := int(self._clock())) >= self._expected.time.genesis_s:
             lag = max(lag, self._expected.time.slot_at(now_s) - state.head_slot)
@@ -333,7 +335,7 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
 
 
 async def _checkpoint(node: BeaconNode) -> wire.Checkpoint:
-    checkpoint = wire.finalized_checkpoint(node.name, await node.get(_CHECKPOINTS))
+    checkpoint = wire.finalized_checkpoint(node.name, await node.get(CHECKPOINTS))
     if checkpoint.epoch == 0:
         raise SourceUnavailable(node.name, "its chain has not finalized yet: wait for the first finalized epoch")
     return checkpoint
@@ -342,10 +344,10 @@ async def _checkpoint(node: BeaconNode) -> wire.Checkpoint:
 async def _signed_block(node: BeaconNode, block: str) -> bytes | None:
     """Return the blinded block, or the full one where a node has no blinded ones; None where there is no block."""
     if node.gives_blinded:
-        blinded = await node.find(_BLINDED_BLOCKS + block, _NO_BLINDED)
+        blinded = await node.find(BLINDED_BLOCKS + block, _NO_BLINDED)
         if isinstance(blinded, bytes):
             return blinded
-    full = await node.find(_BLOCKS + block, _NO_BLOCK)
+    full = await node.find(BLOCKS + block, _NO_BLOCK)
     if not isinstance(full, bytes):
         return None
     node.gives_blinded = False  # a 404 alone may also mean that the slot has no block
@@ -353,10 +355,10 @@ async def _signed_block(node: BeaconNode, block: str) -> bytes | None:
 
 
 async def _header(node: BeaconNode, block: str) -> wire.BlockHeader:
-    return wire.header(node.name, await node.get(_HEADERS + block))
+    return wire.header(node.name, await node.get(HEADERS + block))
 
 
 async def _identity(node: BeaconNode) -> BeaconIdentity:
-    root, genesis_s = wire.genesis(node.name, await node.get(_GENESIS))
-    settings = wire.config(node.name, await node.get(_CONFIG))
+    root, genesis_s = wire.genesis(node.name, await node.get(GENESIS))
+    settings = wire.config(node.name, await node.get(CONFIG))
     return BeaconIdentity(root, wire.chain_time(node.name, genesis_s, settings))

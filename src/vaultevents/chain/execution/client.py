@@ -22,7 +22,7 @@ from vaultevents.chain.execution.contract_calls import Reverted, eth_call
 from vaultevents.chain.execution.jsonrpc import Call, RpcFailure, RpcNode
 from vaultevents.chain.execution.log_range import LogQuery
 from vaultevents.chain.execution.logs import LogRange, read_logs
-from vaultevents.chain.execution.receipts import ReceiptsUnavailable
+from vaultevents.chain.execution.receipts import ReceiptOptions, ReceiptsUnavailable
 from vaultevents.chain.upstream import hex_values
 from vaultevents.chain.upstream.http import Deadlines, HttpExchange
 from vaultevents.chain.upstream.learned_range import LearnedRange
@@ -353,6 +353,14 @@ class ExecutionChain(PinnedNetwork[RpcNode, Identity, Counters]):
         looked_for = Watched(watched.vaults, watched.queues, frozenset(oracles))
         query = LogQuery(looked_for, (*TOPICS, *((REPORT_UPDATED,) if oracles else ())))
         return await prove_range(self._open, span, anchor, query, self._read_options(only=None))
+
+    async def oldest_with_receipts(self, span: Span) -> int | None:
+        """Return the block of `span` from which on the nodes give receipts; None when not even of the last one."""
+        return await oldest_with_receipts(self._open, span)
+
+    @property
+    def receipt_options(self) -> ReceiptOptions:
+        return ReceiptOptions(self._options.receipt_limit_bytes, self._options.strict)
 
     async def read_withdrawals(
         self, span: Span, anchor: Hash32 | None, last_index: int | None

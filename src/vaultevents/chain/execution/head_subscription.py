@@ -78,11 +78,17 @@ class NewHeads:
                 _log.warning("newheads_lost", node=self.name, problem=ended.problem, retry_in_s=pause)
                 await asyncio.sleep(pause)
 
-    async def chain_id(self) -> int:
-        """The chain of the node, which also has to take the subscription. Raises `SourceUnavailable`."""
+    async def chain_id(self, *, head_within_s: float | None = None) -> int:
+        """Return the chain of the node, which also has to take the subscription. Raises `SourceUnavailable`.
+
+        With `head_within_s` the node also has to announce a block within that time.
+        """
         async with self._connected() as socket:
             await self._call(socket, "eth_subscribe", "newHeads")
-            return hex_values.quantity(self.name, "the chain id", await self._call(socket, "eth_chainId"))
+            number = hex_values.quantity(self.name, "the chain id", await self._call(socket, "eth_chainId"))
+            if head_within_s is not None:
+                await self._message(socket, head_within_s, f"has announced no block for {head_within_s:g} s")
+            return number
 
     async def _listen(self, on_head: Callable[[], None]) -> None:
         """Never returns: raises `SourceUnavailable` when the socket ends or is quiet for too long."""

@@ -201,6 +201,11 @@ async def _next_part(
             return part
 
 
+async def blocks_at_once(node: RpcNode, span: Span, query: LogQuery) -> int:
+    """Return over how many blocks from the first of `span` on the node gives logs in one call."""
+    return len(await _next_part(node, Claims(node), span.first, span, query, ()))
+
+
 async def _ask_part(node: RpcNode, claims: Claims, part: Span, edges: Sequence[int], query: LogQuery) -> None:
     # in one exchange: the machine that searches the range has its last block
     answers = await node.ask([range_call(part, query.topics), *(header_call(number) for number in edges)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -19,6 +19,7 @@ from vaultevents.core.nodes import NodeState, Upstream
 C = TypeVar("C", bound=Counters)
 N = TypeVar("N", bound=Node)
 Identity = TypeVar("Identity")
+T = TypeVar("T")
 
 
 class PinnedNetwork(ABC, Generic[N, Identity, C]):
@@ -76,6 +77,10 @@ class PinnedNetwork(ABC, Generic[N, Identity, C]):
     async def identity(self) -> Identity:
         """The network of the node in use."""
         return await self._open.ask(self._identify, hedge=self._expected is not None)
+
+    async def ask(self, question: Callable[[N], Awaitable[T]]) -> T:
+        """Put a question to the node in use, or to the next one where that cannot answer it."""
+        return await self._open.ask(question)
 
     def expect(self, identity: Identity) -> None:
         """From now on no answer is taken from a node before it has shown this identity."""

@@ -1,0 +1,1 @@
+"""What `check` tries: one probe for each subject that is configured, none of which depends on another."""
