@@ -133,7 +133,7 @@ def bench(arguments: list[str]) -> int:
 
 
 def main(arguments: list[str]) -> int:  # noqa: RET503 - execv does not return
-    if sys.version_info < (3, 11):  # noqa: UP036 - whoever runs this may have an older one
+    if sys.version_info < (3, 11):  # noqa: UP036 - the interpreter that starts this may be an older one
         stop(f"Python 3.11 or newer is needed, this is {sys.version.split()[0]}")
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     if command == "test":

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
-from _delivery import BODY, World, add_deliveries, add_webhooks, world
+from _delivery import BODY, BenchSetup, add_deliveries, add_webhooks, bench_setup
 from _machine import cpu_s
 from _result import print_result
 
@@ -99,7 +99,7 @@ async def _clear(database: Database) -> None:
         await connection.execute("truncate attempts, deliveries, queue, events cascade")
 
 
-async def _compare(made: World, scale: float) -> tuple[list[dict[str, float]], list[dict[str, float]], float]:
+async def _compare(made: BenchSetup, scale: float) -> tuple[list[dict[str, float]], list[dict[str, float]], float]:
     """The rounds with the old work, those without, and how long it took to lay down."""
     async with AsyncExitStack() as stack:
         databases = []
@@ -124,7 +124,7 @@ async def _compare(made: World, scale: float) -> tuple[list[dict[str, float]], l
 
 
 def measure(scale: float) -> dict[str, Any]:
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, world(Path(folder), "http") as made:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, bench_setup(Path(folder), "http") as made:
         with_old, without, laid_down_s = asyncio.run(_compare(made, scale))
     figures, floor = (
         {step: statistics.median(one[step] for one in part) for step in STEPS} for part in (with_old, without)

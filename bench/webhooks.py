@@ -19,7 +19,18 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import uvloop
-from _delivery import BODY, KEY, World, add_deliveries, add_webhooks, dispatching, floor, receiving, until_done, world
+from _delivery import (
+    BODY,
+    KEY,
+    BenchSetup,
+    add_deliveries,
+    add_webhooks,
+    bench_setup,
+    dispatching,
+    floor,
+    receiving,
+    until_done,
+)
 from _receiver import Receiver
 from _result import percentiles, print_result
 
@@ -113,7 +124,7 @@ select pg_notify('vaultevents_deliveries', '')
 """
 
 
-async def _paced(made: World, count: int) -> dict[str, float]:
+async def _paced(made: BenchSetup, count: int) -> dict[str, float]:
     """100 deliveries/s to `count` webhooks: latencies in ms and PostgreSQL's CPU a delivery, in ms."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(Arrivals, "127.0.0.1", 0)
@@ -160,7 +171,7 @@ async def _empty(database: Database) -> None:
     Arrivals.at_s.clear()
 
 
-async def _lone(made: World, path: str, count: int, **options: Any) -> tuple[float, float]:
+async def _lone(made: BenchSetup, path: str, count: int, **options: Any) -> tuple[float, float]:
     """One webhook with a backlog: deliveries/s from the first claim to the last settle, and the share of refusals."""
     async with made.database() as database:
         ids = await add_webhooks(database, [made.url(path)])
@@ -175,7 +186,7 @@ async def _lone(made: World, path: str, count: int, **options: Any) -> tuple[flo
 
 
 def compare() -> dict[str, Any]:
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, world(Path(folder), "http") as made:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, bench_setup(Path(folder), "http") as made:
         paced = {count: uvloop.run(_paced(made, count)) for count in COUNTS}
         with receiving("http", Path(folder)) as made.port:
             bare = floor(made, 20_000, "/slow", MOST_AT_ONCE)

@@ -172,11 +172,11 @@ class Place:
     """One operator's corner: `vaultevents.toml` in a home of its own, a node, receivers, a schema of its own."""
 
     def __init__(
-        self, home: Path, data_dir: Path, world: Simulation, node: ExecutionServer, receivers: Receivers
+        self, home: Path, data_dir: Path, simulation: Simulation, node: ExecutionServer, receivers: Receivers
     ) -> None:
         self.home = home
         self.data_dir = data_dir
-        self.world = world
+        self.simulation = simulation
         self.node = node
         self.receivers = receivers
         self.schema = f"t_{uuid4().hex}"
@@ -195,7 +195,7 @@ class Place:
     ) -> None:
         """Writes the configuration; more lines may be given for each table."""
         self.config.write_text(
-            f'network = "devnet"\nchain_id = {self.world.chain.chain_id}\ndata_dir = "{self.data_dir}"\n'
+            f'network = "devnet"\nchain_id = {self.simulation.chain.chain_id}\ndata_dir = "{self.data_dir}"\n'
             f'database_schema = "{self.schema}"\n{top}\n'
             f'[execution]\nurls = ["{self.url}"]\npoll_interval_s = 0.05\n{execution}\n'
             f'[delivery]\nallow = ["127.0.0.0/8:*"]\nca_file = "{self.receivers.ca_path}"\n'
@@ -211,11 +211,11 @@ class Place:
         return await self.shell.run(*arguments, **environment)
 
     async def subscribed(self) -> dict[str, Hook]:
-        """The world's accounts and vaults registered, with a receiver and its webhook for each account."""
+        """The simulation's accounts and vaults registered, with a receiver and its webhook for each account."""
         async with open_store(config.load(self.config)) as store:
-            await register(store.database, self.world)
+            await register(store.database, self.simulation)
             hooks = {}
-            for account_id in sorted({one.account_id for one in self.world.registrations}):
+            for account_id in sorted({one.account_id for one in self.simulation.registrations}):
                 hook, secret = self.receivers.hook(account_id), Secret(new_secret(secrets.token_bytes(SECRET_BYTES)))
                 hook.secret = secret.reveal()
                 webhook = Webhook(f"wh-{account_id}-{self.schema}", account_id, hook.url, None, None, active=True)
@@ -268,11 +268,11 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def place(home: Path, data_dir: Path, world: Simulation) -> AsyncIterator[Place]:
+async def place(home: Path, data_dir: Path, simulation: Simulation) -> AsyncIterator[Place]:
     """A configured place over a running node and running receivers."""
-    receivers, node = Receivers(home), ExecutionServer(world.chain)
+    receivers, node = Receivers(home), ExecutionServer(simulation.chain)
     await receivers.start()
-    found = Place(home, data_dir, world, node, receivers)
+    found = Place(home, data_dir, simulation, node, receivers)
     try:
         found.url = await node.start()
         found.configure()
@@ -298,6 +298,6 @@ def delivered(hook: Hook) -> Counter[str]:
     return Counter(one.webhook_id for one in hook.accepted if one.verified)
 
 
-def wanted(world: Simulation, account_id: str) -> set[str]:
+def wanted(simulation: Simulation, account_id: str) -> set[str]:
     """The ids of the account's events in final blocks."""
-    return {event_id for owner, event_id in world.expected() if owner == account_id}
+    return {event_id for owner, event_id in simulation.expected() if owner == account_id}

@@ -18,7 +18,7 @@ from store_factories import own_database
 from vaultevents.store.pool import Database
 from vaultevents.store.postgres.embedded import EmbeddedPostgres, ServerAddress
 
-settings.register_profile("shared machine", deadline=None)  # a neighbour's work is no failure of ours
+settings.register_profile("shared machine", deadline=None)  # other load on the machine must not fail a test
 settings.load_profile("shared machine")
 
 KINDS = {"unit", "property", "integration", "fault", "e2e"}
@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"mark these tests with one of {sorted(KINDS)}: {unmarked[:5]}")
 
 
-_IN_MEMORY = "TEST_SERVERS_IN_MEMORY"  # tells the workers where the servers are
+_IN_MEMORY = "TEST_SERVERS_IN_MEMORY"  # the variable that names the directory of the servers to the workers
 _MEMORY = Path("/dev/shm")  # creating databases is ten times faster there than on a busy disk
 _MEMORY_NEEDED = 4 * 2**30
 

@@ -111,7 +111,7 @@ async def test_from_a_real_evm_to_verified_webhooks(tmp_path: Path, chain: evm.C
             multicall, [evm.Inner(first, 2 * ETH, evm.FUND), evm.Inner(first, 3 * ETH + 7, evm.FUND)]
         )
         await asyncio.sleep(0.7)
-        assert booked(acme) == expected, "what is not final is told to nobody"
+        assert booked(acme) == expected, "what is not final is sent to nobody"
         chain.finalize()
         expected |= {funding("acme", twice, 5 * ETH + 7)}
         await until(lambda: booked(acme) == expected)

@@ -84,7 +84,7 @@ def blocks(language: str) -> list[str]:
 
 
 async def registered(here: Place) -> tuple[str, str]:
-    """What the document tells the operator to do, done; the API key and the seed of the second factor."""
+    """Do what the document asks of the operator; return the API key and the seed of the second factor."""
     answers: dict[str, Any] = {}
     for line in blocks("sh")[0].splitlines():
         program, *arguments = shlex.split(line)
@@ -331,7 +331,7 @@ async def on_terminal(here: Place, *arguments: str, **environment: str) -> str:
 
 def read_to_the_end(terminal: int) -> bytes:
     parts = []
-    with suppress(OSError):  # is raised when whoever wrote to it is gone
+    with suppress(OSError):  # raised once the writer has exited
         while part := os.read(terminal, 65536):
             parts.append(part)
     return b"".join(parts)

@@ -28,9 +28,9 @@ QUEUE = "0xe7f1725E7734CE288F8367e1Bb143E90bb3F0512"
 
 @pytest.fixture
 async def here(tmp_path: Path, data_dir: Path, server: ServerAddress) -> AsyncIterator[Place]:
-    world = Simulation(3)
-    world.history(20, 30)
-    async with place(tmp_path, data_dir, world) as found:
+    simulation = Simulation(3)
+    simulation.history(20, 30)
+    async with place(tmp_path, data_dir, simulation) as found:
         yield found
 
 
@@ -58,7 +58,7 @@ async def test_init_writes_a_file_that_check_reads(tmp_path: Path) -> None:
 
 
 async def test_check_says_what_answers_and_what_does_not(here: Place) -> None:
-    (vault, *_) = here.world.registrations
+    (vault, *_) = here.simulation.registrations
     address = "0x" + vault.address.hex()
     sockets = f'websocket_urls = ["{here.url.replace("http", "ws")}/key"]'
     here.configure(execution=f'{sockets}\n[contracts]\nlido_locator = "{address}"')
@@ -66,9 +66,9 @@ async def test_check_says_what_answers_and_what_does_not(here: Place) -> None:
     lines = {line.split()[1].rstrip(":"): line for line in good.stdout.splitlines()}
     assert lines.keys() >= {"delivery.ca_file", "database", "node", "websocket", "contracts.lido_locator"}
     assert all(line.startswith("ok    ") for line in lines.values())
-    number = here.world.chain.finalized_number
-    assert f"chain {here.world.chain.chain_id}, its finalized block is {number}" in lines["node"]
-    assert f"chain {here.world.chain.chain_id}, announces new heads" in lines["websocket"]
+    number = here.simulation.chain.finalized_number
+    assert f"chain {here.simulation.chain.chain_id}, its finalized block is {number}" in lines["node"]
+    assert f"chain {here.simulation.chain.chain_id}, announces new heads" in lines["websocket"]
 
     here.configure(
         execution=f'audit_blocks_per_s = 0\n[contracts]\nlido_locator = "{address}"\nwrapper_factory = "{VAULT}"'
@@ -85,7 +85,7 @@ async def test_check_says_what_answers_and_what_does_not(here: Place) -> None:
     assert f"FAIL  delivery.ca_file: delivery.ca_file {here.home}/absent.pem cannot be used (No such file" in text
 
 
-async def test_check_tells_nodes_apart(here: Place) -> None:
+async def test_check_distinguishes_nodes(here: Place) -> None:
     await here.node.stop()
     here.config.write_text(here.config.read_text().replace(here.url, f'{here.url}/key", "{here.url}'))
     socket = f"{here.url.replace('http', 'ws')}/key"
@@ -102,7 +102,7 @@ async def test_check_tells_nodes_apart(here: Place) -> None:
 async def test_status_before_anything_was_read(here: Place) -> None:
     found = await here.status()
     assert found["network"] == "devnet"
-    assert found["head"] == here.world.chain.finalized_number
+    assert found["head"] == here.simulation.chain.finalized_number
     assert (found["accounts"], found["vaults"], found["webhooks"], found["events"]) == (0, 0, 0, 0)
     assert (found["cursors"], found["deliveries"]) == ([], {})
     text = (await here.run("status")).ok().stdout
@@ -127,7 +127,7 @@ async def test_accounts(here: Place) -> None:
 
 
 async def test_vaults(here: Place) -> None:
-    head = here.world.chain.finalized_number
+    head = here.simulation.chain.finalized_number
     assert head is not None
     (await here.run("account", "add", "acme")).ok()
     assert "no vaults yet" in (await here.run("vault", "list")).ok().stdout
@@ -141,7 +141,7 @@ async def test_vaults(here: Place) -> None:
         "spans": [{"firstBlock": head + 1, "lastBlock": None}],
         "backfills": [],
     }
-    created = "0x" + here.world.registrations[0].address.hex()
+    created = "0x" + here.simulation.registrations[0].address.hex()
     second = (await here.run("vault", "add", "acme", "two", created, "--start-block", "creation", "--json")).ok()
     assert second.json["spans"] == [{"firstBlock": 1, "lastBlock": None}]
     earlier = (await here.run("vault", "add", "acme", "one", VAULT, "--start-block", "5", "--json")).ok()
@@ -202,7 +202,7 @@ async def test_webhooks(here: Place) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_run_ends_cleanly_when_told(here: Place, number: signal.Signals) -> None:
+async def test_run_ends_cleanly_on_a_signal(here: Place, number: signal.Signals) -> None:
     """The attempt that is under way is finished first."""
     hook = (await here.subscribed())["acme"]
     hook.behaviour = always(Hang())
@@ -215,7 +215,7 @@ async def test_run_ends_cleanly_when_told(here: Place, number: signal.Signals) -
     assert "timeout" in [line.get("error") for line in ended.logs]
 
 
-async def test_run_ends_at_once_when_told_twice(here: Place) -> None:
+async def test_run_ends_at_once_on_a_second_signal(here: Place) -> None:
     hook = (await here.subscribed())["acme"]
     hook.behaviour = always(Hang())
     running = await here.shell.start("run")
@@ -227,7 +227,7 @@ async def test_run_ends_at_once_when_told_twice(here: Place) -> None:
     assert ended.words == []
 
 
-async def test_run_that_is_told_while_it_starts_ends_with_0(here: Place) -> None:
+async def test_run_that_is_stopped_while_it_starts_ends_with_0(here: Place) -> None:
     here.node.faults.rates[Fault.HANG] = 1.0
     running = await here.shell.start("run")
     await until(lambda: here.node.exchanges > 0)

@@ -71,13 +71,13 @@ def test_a_moment_lies_in_its_slot_and_its_epoch(time: ChainTime, after_s: int) 
 
 
 @given(records, st.integers(0, 19))
-def test_two_spans_tell_what_one_tells(found: list[ValidatorRecord], cut: int) -> None:
+def test_two_spans_report_what_a_single_span_reports(found: list[ValidatorRecord], cut: int) -> None:
     apart = observe(found, Span(0, cut), FAST) + observe(found, Span(cut + 1, 20), FAST)
     assert apart == observe(found, Span(0, 20), FAST)
 
 
 @given(records)
-def test_every_known_epoch_of_a_paying_record_is_told_once(found: list[ValidatorRecord]) -> None:
+def test_every_known_epoch_of_a_paying_record_is_reported_once(found: list[ValidatorRecord]) -> None:
     paying = [one for one in found if one.credentials[0] in (1, 2)]
     known = sum(epoch != FAR_FUTURE_EPOCH for one in paying for epoch in (one.activation_epoch, one.exit_epoch))
     assert len(observe(found, Span(0, 20), FAST)) == known
@@ -93,13 +93,13 @@ def test_sums_equal_a_count_by_hand(blocks: list[WithdrawalBlock]) -> None:
                 key = (one.address, one.validator_index, block.timestamp_s // 6 // 4)
                 gwei[key] += one.amount_gwei
                 last[key] = block
-    told = fold(blocks, VAULTS, PUBKEYS, FAST)
-    assert {key_of(one): amount_gwei(one) for one in told} == gwei
-    assert len(told) == len(gwei)
+    reported = fold(blocks, VAULTS, PUBKEYS, FAST)
+    assert {key_of(one): amount_gwei(one) for one in reported} == gwei
+    assert len(reported) == len(gwei)
     assert all(
-        (one.block, one.at_ms) == (last[key_of(one)].number, last[key_of(one)].timestamp_s * 1000) for one in told
+        (one.block, one.at_ms) == (last[key_of(one)].number, last[key_of(one)].timestamp_s * 1000) for one in reported
     )
-    assert [one.block for one in told] == sorted(one.block or 0 for one in told)
+    assert [one.block for one in reported] == sorted(one.block or 0 for one in reported)
     assert wanted(blocks, VAULTS) == {index for _, index, _ in gwei}
 
 

@@ -43,7 +43,7 @@ def test_a_cursor_is_good_for_one_account_one_list_and_one_key() -> None:
     assert refusal(CURSOR, key=HashKey(bytes(32)))
 
 
-def test_names_that_run_into_each_other_are_told_apart() -> None:
+def test_names_that_run_into_each_other_are_distinguished() -> None:
     assert refusal(encode_cursor(KEY, "ab", "c", POSITION), account_id="a", kind="bc")
     assert refusal(encode_cursor(KEY, "a", "b", "c1"), account_id="a", kind="b1")
 

@@ -79,7 +79,7 @@ def test_a_key_opens_what_the_one_before_it_sealed_and_seals_with_itself() -> No
             open_sealed(former, blob, "webhook-1")
 
 
-def test_the_key_id_is_stable_and_tells_nothing() -> None:
+def test_the_key_id_is_stable_and_reports_nothing() -> None:
     assert MasterKey(RAW).id == KEY.id
     assert len(KEY.id) == 16
     assert KEY.id not in RAW.hex()

@@ -136,8 +136,8 @@ def test_generated_requests_meet_only_what_is_documented(served: Served) -> None
                 case.validate_response(Response.from_requests(answer, verify=True), checks=checks)
 
             try_one()
-    told = {f"{name} {status}": number for (name, status), number in sorted(statuses.items())}
-    print(json.dumps({"cases": statuses.total(), "statuses": told}, indent=1))
+    reported = {f"{name} {status}": number for (name, status), number in sorted(statuses.items())}
+    print(json.dumps({"cases": statuses.total(), "statuses": reported}, indent=1))
     assert statuses.total() >= CASES * 0.9
     assert all(status < 500 for _, status in statuses)
     reached = {name for (name, status) in statuses if status < 300}

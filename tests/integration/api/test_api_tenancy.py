@@ -203,14 +203,14 @@ async def test_changes_reach_only_the_own_account(api: Api) -> None:
 async def test_foreign_vaults_are_unknown_vaults(api: Api) -> None:
     estate = await estates(api)
     customer = estate["acme"].customer
-    told = []
+    reported = []
     for vault_id in ("umbra-vault", "nobody-vault", "umbra-vault\u0000", "' or 1=1"):
         body = {"url": "https://x.example/", "stakingVaultIds": ["acme-vault", vault_id]}
         for method, target in (("POST", ""), ("PATCH", f"/{estate['acme'].ids['webhook_id']}")):
             answer = await api.call(customer, method, f"/v1/account/webhooks{target}", body)
             assert (answer.status, answer.pointers) == (422, [("/stakingVaultIds/1", "vault_unknown")])
-            told.append((method, answer.json["errors"][0]["detail"].replace(repr(vault_id), "ID")))
-    assert len(set(told)) == 2
+            reported.append((method, answer.json["errors"][0]["detail"].replace(repr(vault_id), "ID")))
+    assert len(set(reported)) == 2
 
 
 async def test_a_page_link_of_another_account_is_unknown(api: Api) -> None:
@@ -229,12 +229,12 @@ async def test_a_page_link_of_another_account_is_unknown(api: Api) -> None:
         links[path] = cursors
     for path, (_, of_foreign) in links.items():
         of_other_lists = [mine for other, (mine, _) in links.items() if other != path]
-        told = []
+        reported = []
         for cursor in (of_foreign, "AAAA", *of_other_lists):
             answer = await api.call(own.customer, "GET", f"{filled(path, own.ids)}?limit=1&cursor={cursor}")
             assert (answer.status, answer.pointers) == (422, [("?cursor", "cursor_unknown")]), path
-            told.append(without_ids(answer, {}))
-        assert all(each == told[0] for each in told)
+            reported.append(without_ids(answer, {}))
+        assert all(each == reported[0] for each in reported)
 
 
 READABLE = """

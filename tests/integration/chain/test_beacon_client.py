@@ -182,7 +182,7 @@ HONEST: dict[Ask, Any] = {
 }
 
 
-def check_told(error: BaseException, chain: BeaconChain, words: str) -> None:
+def check_reported(error: BaseException, chain: BeaconChain, words: str) -> None:
     text = "".join(traceback.format_exception(error))
     assert chain.nodes[0] in str(error)
     assert any(one in str(error) for one in words.split("|")), str(error)
@@ -204,7 +204,7 @@ async def test_a_hostile_node_is_named_and_another_one_asked(name: str) -> None:
         chain.expect(HERE)
         with pytest.raises(SourceUnavailable) as caught:
             await ask(chain)
-        check_told(caught.value, chain, words)
+        check_reported(caught.value, chain, words)
 
 
 async def test_an_honest_node_alone_answers_everything() -> None:
@@ -279,7 +279,7 @@ async def test_a_node_that_breaks_off_in_the_middle_of_a_scan() -> None:
     async with beacon_chain(broken) as chain:
         with pytest.raises(SourceUnavailable, match="breaks off in the middle of an answer") as caught:
             await scan(chain)
-        check_told(caught.value, chain, "breaks off")
+        check_reported(caught.value, chain, "breaks off")
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ async def test_a_node_that_hangs(ask: Ask, options: BeaconOptions, words: str) -
     async with beacon_chain(stuck, options=options) as chain:
         with pytest.raises(SourceUnavailable) as caught:
             await ask(chain)
-        check_told(caught.value, chain, words)
+        check_reported(caught.value, chain, words)
 
 
 async def test_an_answer_of_any_size_is_not_read_into_memory() -> None:
@@ -479,7 +479,7 @@ async def test_a_wrong_ssz_state_is_a_fault_and_another_node_is_asked(
                 continue
             with pytest.raises(NodeFault) as caught:
                 await scan(chain)
-            check_told(caught.value, chain, words)
+            check_reported(caught.value, chain, words)
 
 
 async def test_every_node_that_failed_is_named() -> None:

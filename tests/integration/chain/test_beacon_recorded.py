@@ -52,11 +52,11 @@ class Replay:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         self.seen.append((request.method, request.path_qs))
         name = self.instead.get(request.method + request.path.rpartition("/")[2])
-        told = recording(name) if name else self.answers[request.method, request.path_qs]
+        reported = recording(name) if name else self.answers[request.method, request.path_qs]
         return web.Response(
-            status=told["status"],
-            body=json.dumps(told["body"], separators=(",", ":")).encode(),
-            headers={"content-type": told["content_type"]},
+            status=reported["status"],
+            body=json.dumps(reported["body"], separators=(",", ":")).encode(),
+            headers={"content-type": reported["content_type"]},
         )
 
     @asynccontextmanager
@@ -122,7 +122,7 @@ async def test_ids_that_do_not_exist_yet_are_no_fault_in_the_tail() -> None:
         ("validators_post", r"HTTP status 404 \(Route POST:.* not found\)"),
     ],
 )
-async def test_its_real_error_bodies_are_told(name: str, words: str) -> None:
+async def test_its_real_error_bodies_are_reported(name: str, words: str) -> None:
     async with Replay(GETvalidators=name, POSTvalidators=name).chain() as chain:
         for ask in (chain.validators([0]), chain.tail(0), chain.scan(frozenset({VAULT}))):
             with pytest.raises(SourceUnavailable, match=words):

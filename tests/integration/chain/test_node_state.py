@@ -26,9 +26,9 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def made() -> Simulation:
-    world = Simulation(7)
-    world.history(60)
-    return world
+    simulation = Simulation(7)
+    simulation.history(60)
+    return simulation
 
 
 async def test_what_is_known_is_shown_and_forgotten_with_its_url(database: Database) -> None:
@@ -45,7 +45,7 @@ async def test_what_is_known_is_shown_and_forgotten_with_its_url(database: Datab
     }
     await nodes.save_limits(database, "execution", [known(one, logs=LogLimit(400))])
     (kept,) = [memory for memory in await nodes.load_node_states(database, "execution") if memory.name == one]
-    assert (kept.state, kept.logs) == ("open", LogLimit(400)), "whoever does not watch tells only what it has learned"
+    assert (kept.state, kept.logs) == ("open", LogLimit(400)), "without watching, only learned limits are saved"
     assert 5 <= kept.since_s < 5 + WAIT_TIMEOUT_S
     await nodes.save_node_state(database, "execution", [known(two)])
     assert {facts.name for facts in (await status.read(database)).nodes} == {two, beacon}

@@ -24,7 +24,7 @@ from store_factories import (
     own_database,
     rows,
     shift_clock,
-    simple_world,
+    simple_simulation,
     states,
     values,
     webhook,
@@ -67,7 +67,7 @@ async def receivers(tmp_path: Path) -> AsyncIterator[Receivers]:
 async def test_what_arrives_is_the_stored_row_signed_for_its_receiver(
     any_database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hooks = [await subscribe(any_database, receivers, name) for name in ("one", "two")]
     async with dispatching(any_database, receivers.ca_path, plain_header="x-signature"):
         await commit(box, *(funding(number) for number in range(20)))
@@ -90,7 +90,7 @@ async def test_what_arrives_is_the_stored_row_signed_for_its_receiver(
 async def test_a_failure_is_tried_again_by_schedule_with_the_same_id_and_body(
     any_database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "flaky", per_event(Reply(500), Reset(), Reply(204)))
     async with dispatching(any_database, receivers.ca_path, schedule_s=(0.3, 0.5)):
         await commit(box, funding(1))
@@ -106,7 +106,7 @@ async def test_a_failure_is_tried_again_by_schedule_with_the_same_id_and_body(
 
 
 async def test_after_the_last_delay_a_delivery_is_exhausted(any_database: Database, receivers: Receivers) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "broken", always(Reply(503, body=b"out of order")))
     async with dispatching(any_database, receivers.ca_path):
         await commit(box, funding(1), funding(2))
@@ -117,7 +117,7 @@ async def test_after_the_last_delay_a_delivery_is_exhausted(any_database: Databa
 
 
 async def test_a_receiver_that_answers_410_is_left_alone(any_database: Database, receivers: Receivers) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "gone", always(GONE))
     other = await subscribe(any_database, receivers, "other")
     async with dispatching(any_database, receivers.ca_path, concurrency=1):
@@ -132,7 +132,7 @@ async def test_a_receiver_that_answers_410_is_left_alone(any_database: Database,
 async def test_a_receiver_that_asks_for_a_pause_gets_it_for_everything(
     any_database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "busy", in_turn(retry_after("1"), Reply()))
     other = await subscribe(any_database, receivers, "other")
     async with dispatching(any_database, receivers.ca_path, concurrency=1):
@@ -146,7 +146,7 @@ async def test_a_receiver_that_asks_for_a_pause_gets_it_for_everything(
 
 
 async def test_flaky_receivers_get_everything_in_the_end(any_database: Database, receivers: Receivers) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     failures: list[Answer] = [Reply(500), Reset(), Reply(404), redirect("https://127.0.0.1/")]
     hooks = [
         await subscribe(any_database, receivers, f"hook-{n}", flaky(n, 0.3, answer))
@@ -164,7 +164,7 @@ async def test_flaky_receivers_get_everything_in_the_end(any_database: Database,
 
 
 async def test_a_receiver_that_hangs_stops_no_other(any_database: Database, receivers: Receivers) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hanging = await subscribe(any_database, receivers, "hanging", always(Hang()))
     healthy = await subscribe(any_database, receivers, "healthy")
     async with dispatching(any_database, receivers.ca_path, total_timeout_s=5, schedule_s=(60,), concurrency=30):
@@ -183,7 +183,7 @@ async def test_deliveries_are_signed_with_the_time_of_the_database(
     any_database: Database, receivers: Receivers
 ) -> None:
     """Rule D15: whatever the host's clock says; once the database's clock is set right, the next one is right, too."""
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "hook")
     await shift_clock(any_database, 200)
     async with dispatching(any_database, receivers.ca_path):
@@ -245,7 +245,7 @@ async def gate(tmp_path: Path) -> AsyncIterator[Gate]:
 
 async def pass_through(database: Database, gate: Gate, number: int) -> Outbox:
     """A webhook that posts to the gate, and `number` deliveries for it."""
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     await webhook(database, url=f"{await gate.start()}/")
     await commit(box, *(funding(one) for one in range(number)))
     return box
@@ -336,7 +336,7 @@ async def lone_database(any_postgres: ServerAddress) -> AsyncIterator[Database]:
 
 
 async def test_a_commit_wakes_the_dispatcher_at_once(lone_database: Database, receivers: Receivers) -> None:
-    box = await simple_world(lone_database)
+    box = await simple_simulation(lone_database)
     hook = await subscribe(lone_database, receivers, "hook")
     delays = []
     async with dispatching(lone_database, receivers.ca_path, poll_s=30):
@@ -355,7 +355,7 @@ async def test_without_the_notice_it_would_sleep_on(
 ) -> None:
     """Negative control of the test above."""
     monkeypatch.setattr(outbox, "DELIVERIES_CHANNEL", "nobody_listens")
-    box = await simple_world(lone_database)
+    box = await simple_simulation(lone_database)
     hook = await subscribe(lone_database, receivers, "hook")
     async with dispatching(lone_database, receivers.ca_path, poll_s=30):
         await listening(lone_database)
@@ -369,7 +369,7 @@ async def test_a_lost_notice_costs_no_more_than_the_poll_interval(
     lone_database: Database, receivers: Receivers
 ) -> None:
     """Rules I21 and I25: the listener's connection is killed again and again, and it always comes back."""
-    box = await simple_world(lone_database)
+    box = await simple_simulation(lone_database)
     hook = await subscribe(lone_database, receivers, "hook")
     async with dispatching(lone_database, receivers.ca_path, poll_s=0.2):
         killed: list[int] = []
@@ -394,7 +394,7 @@ async def kill_all(server: ServerAddress, name: str) -> None:
 async def test_killed_connections_lose_nothing(
     any_postgres: ServerAddress, lone_database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(lone_database)
+    box = await simple_simulation(lone_database)
     hook = await subscribe(lone_database, receivers, "hook")
     await commit(box, *(funding(number) for number in range(300)))
     (name,) = await values(lone_database, "select current_database()")
@@ -412,7 +412,7 @@ async def test_results_that_cannot_be_stored_at_once_are_stored_later(
     any_database: Database, receivers: Receivers
 ) -> None:
     """Rule I28: the server dies at each COMMIT for a while. Nothing is posted twice, for the answers are known."""
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "hook")
     async with any_database.transaction() as connection:
         await connection.execute(
@@ -435,7 +435,7 @@ async def test_results_that_cannot_be_stored_at_once_are_stored_later(
 async def test_two_dispatchers_share_the_work_and_post_everything_once(
     any_database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "hook")
     async with (
         dispatching(any_database, receivers.ca_path, concurrency=16, seed=1),
@@ -451,7 +451,7 @@ async def test_work_that_a_dead_process_held_is_done_when_its_lease_ends(
     any_database: Database, receivers: Receivers
 ) -> None:
     """Rules P10, I22 and I23: thousands of rows that are held for longer do not hide the one that is free again."""
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "hook")
     await commit(box, *(funding(number) for number in range(2_000)))
     await claim(any_database, ClaimRequest(1_999, UUID(int=1), 3600, per_webhook=5_000))
@@ -464,7 +464,7 @@ async def test_work_that_a_dead_process_held_is_done_when_its_lease_ends(
 async def test_delivered_before_it_was_sent_would_be_seen(
     any_database: Database, receivers: Receivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: the ledger tells a delivery that nobody received."""
+    """Negative control: the ledger reports a delivery that nobody received."""
 
     async def hasty(database: Database, request: ClaimRequest) -> Claim:
         claimed = await claim(database, request)
@@ -477,7 +477,7 @@ async def test_delivered_before_it_was_sent_would_be_seen(
         return claimed
 
     monkeypatch.setattr(deliveries, "claim", hasty)
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "hook", always(Reply(500)))
     with pytest.raises(AssertionError, match="delivered without a 2xx"):
         async with dispatching(any_database, receivers.ca_path):

@@ -175,16 +175,16 @@ async def test_a_hanging_receiver_holds_up_nobody_else(authority: Authority) -> 
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
 
-def on(loop: Callable[[], asyncio.AbstractEventLoop], story: Coroutine[None, None, None]) -> None:
+def on(loop: Callable[[], asyncio.AbstractEventLoop], scenario: Coroutine[None, None, None]) -> None:
     with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(story)
+        runner.run(scenario)
 
 
 @LOOPS
 def test_attempts_that_share_connections_each_get_a_reply(
     loop: Callable[[], asyncio.AbstractEventLoop], authority: Authority
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with receiving(OK, authority.server(NAME)) as receiver, sender(authority) as sending:
 
             async def stream() -> list[Reply]:
@@ -196,7 +196,7 @@ def test_attempts_that_share_connections_each_get_a_reply(
             assert len(receiver.requests) == 400
             assert receiver.connections <= 20
 
-    on(loop, story())
+    on(loop, scenario())
 
 
 async def test_a_slow_phase_shows_in_its_own_field(authority: Authority) -> None:

@@ -252,8 +252,8 @@ async def test_an_answer_that_comes_byte_by_byte_is_the_same_reply(answer: bytes
             writer.write(answer)
 
     async with receiving(spell_then_tell, authority.server(NAME)) as receiver, sender(authority) as sending:
-        spelt, told = [await sending.send(receiver.url, BODY, HEADERS) for _ in range(2)]
-        assert (spelt.status, spelt.retry_after, spelt.excerpt) == (told.status, told.retry_after, "hello")
+        spelt, reported = [await sending.send(receiver.url, BODY, HEADERS) for _ in range(2)]
+        assert (spelt.status, spelt.retry_after, spelt.excerpt) == (reported.status, reported.retry_after, "hello")
         assert receiver.connections == 1
 
 

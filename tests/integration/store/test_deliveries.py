@@ -19,7 +19,7 @@ from store_factories import (
     rows,
     settlement,
     shift_clock,
-    simple_world,
+    simple_simulation,
     some_deliveries,
     states,
     take,
@@ -423,7 +423,7 @@ async def test_no_secret_can_be_read_from_the_database(any_database: Database) -
 
 
 async def test_when_the_next_one_is_due(any_database: Database) -> None:
-    outbox = await simple_world(any_database)
+    outbox = await simple_simulation(any_database)
     assert await next_due_s(any_database) is None
     one = await webhook(any_database)
     await commit(outbox, funding(1), funding(2))

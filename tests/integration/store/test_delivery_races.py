@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 
 @asynccontextmanager
 async def holding(database: Database, query: str, *arguments: object) -> AsyncIterator[None]:
-    """Locks what others will need, so that they meet in the order of the story."""
+    """Locks what others will need, so that they meet in the order of the scenario."""
     async with database.transaction() as held:
         await held.execute(query, *arguments)
         yield

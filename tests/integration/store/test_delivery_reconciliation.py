@@ -12,7 +12,7 @@ from store_factories import (
     funding,
     rows,
     settlement,
-    simple_world,
+    simple_simulation,
     some_deliveries,
     take,
     webhook,
@@ -79,7 +79,7 @@ async def test_each_broken_rule_is_seen(database: Database, problem: str) -> Non
 
 
 async def test_a_delivery_to_a_filter_that_did_not_match_was_never_due(any_database: Database) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     await webhook(any_database)
     other = await webhook(any_database, event_types=["withdrawal_claimed"])
     await commit(box, funding(1))
@@ -92,7 +92,7 @@ async def test_a_delivery_to_a_filter_that_did_not_match_was_never_due(any_datab
     }
 
 
-async def test_all_breaches_are_counted_and_the_first_are_told(database: Database) -> None:
+async def test_all_breaches_are_counted_and_the_first_are_reported(database: Database) -> None:
     await some_deliveries(database, SHOWN_BREACHES + 5)
     async with database.transaction() as connection:
         await connection.execute("delete from deliveries")
@@ -115,7 +115,7 @@ async def test_a_digest_is_over_the_sorted_lines_of_an_account(any_database: Dat
     assert (zeta.digest, zeta.states) == (hashlib.sha256().hexdigest(), {})
 
 
-async def test_an_unknown_account_is_told(database: Database) -> None:
+async def test_an_unknown_account_is_reported(database: Database) -> None:
     with pytest.raises(InputError, match="there is no account 'nobody'"):
         async with database.transaction() as connection:
             await audit(connection, "nobody")

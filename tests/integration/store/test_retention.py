@@ -20,7 +20,7 @@ from store_factories import (
     rows,
     settlement,
     shift_clock,
-    simple_world,
+    simple_simulation,
     some_deliveries,
     states,
     take,
@@ -56,10 +56,10 @@ async def proof(database: Database) -> Audit:
 
 async def delivered(database: Database, number: int) -> tuple[Outbox, Subscription]:
     """This many deliveries, accepted a good month ago."""
-    world = await some_deliveries(database, number)
+    simulation = await some_deliveries(database, number)
     await accept(database)
     await shift_clock(database, LATER_S)
-    return world
+    return simulation
 
 
 async def next_event_is(database: Database, seq: int) -> None:
@@ -190,7 +190,7 @@ async def test_killed_in_the_middle_it_goes_on_where_it_was(database: Database) 
 
 
 async def test_several_at_once_share_the_work(database: Database) -> None:
-    outbox = await simple_world(database)
+    outbox = await simple_simulation(database)
     for _ in range(3):
         await webhook(database)
     await commit(outbox, *(funding(number) for number in range(100)))
@@ -261,7 +261,7 @@ async def send(database: Database, status: int) -> int:
 
 
 async def test_recover_sends_nothing_that_was_pruned_and_still_all_that_was_missed(any_database: Database) -> None:
-    outbox = await simple_world(any_database)
+    outbox = await simple_simulation(any_database)
     await commit(outbox, funding(1))
     made = await webhook(any_database)  # it has missed the first
     await commit(outbox, funding(2), funding(3), funding(4))
