@@ -108,7 +108,7 @@ async def test_an_account_id_or_name_that_cannot_be(here: Place) -> None:
 
 async def test_wrong_usage(here: Place) -> None:
     for arguments in (["frobnicate"], ["run", "--frobnicate"], ["vault", "add", "acme"]):
-        done = await here.run(*arguments)
+        done = await here.shell.freshly().run(*arguments)
         assert (done.code, done.stdout) == (2, "")
         assert "Traceback" not in done.stderr
         assert "Error: " in done.stderr
@@ -205,7 +205,7 @@ async def test_a_port_in_use_is_one_sentence(here: Place) -> None:
 
 
 async def test_an_argument_that_is_no_text(here: Place) -> None:
-    reported = (await here.run("webhook", "remove", "acme", "wh-\udcff")).error
+    reported = (await here.shell.freshly().run("webhook", "remove", "acme", "wh-\udcff")).error
     assert reported == r"the argument 'wh-\udcff' is not UTF-8: write it in this encoding"
 
 
@@ -308,6 +308,7 @@ async def test_files_that_are_not_what_they_should_be(here: Place) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
 async def test_an_answer_that_cannot_be_written(here: Place) -> None:
+    (await here.run("account", "list")).ok()  # makes the key file of this database and reports it
     process = await asyncio.create_subprocess_shell(
         f"exec {sys.executable} -m vaultevents account add acme > /dev/full",
         cwd=here.home,

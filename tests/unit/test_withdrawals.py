@@ -44,7 +44,7 @@ def sums(blocks: list[WithdrawalBlock]) -> list[tuple[str, str, int, int | None]
     reported = []
     for one in fold(blocks, VAULTS, PUBKEYS, TIME):
         assert isinstance(one.payload, ValidatorWithdrawalCompleted)
-        reported.append((one.payload.id_suffix("v"), one.payload.payload()["amount_eth"], one.at_ms, one.block))
+        reported.append((one.payload.id_suffix("v"), one.payload.data()["amount_eth"], one.at_ms, one.block))
     return reported
 
 
@@ -113,7 +113,7 @@ def test_a_validator_that_paid_two_vaults_in_one_epoch_gives_each_its_own() -> N
     second = Address(b"\x22" * 20)
     blocks = [block(8, (0, 3, VAULT, 1), (1, 3, second, 2))]
     reported = fold(blocks, frozenset({VAULT, second}), PUBKEYS, TIME)
-    assert [(one.address, one.payload.payload()["amount_eth"]) for one in reported] == [
+    assert [(one.address, one.payload.data()["amount_eth"]) for one in reported] == [
         (VAULT, "0.000000001"),
         (second, "0.000000002"),
     ]
@@ -152,7 +152,7 @@ def test_a_block_of_a_real_client() -> None:
     lodestar = ChainTime(genesis_s=1_795_220_907, slot_ms=2_000, slots_per_epoch=8)
     real = WithdrawalBlock(full.number, full.hash, full.parent_hash, 1_795_221_123, full.withdrawals)
     reported = fold([real], VAULTS, PUBKEYS, lodestar)
-    assert [(one.payload.id_suffix("v"), one.payload.payload()["amount_eth"]) for one in reported] == [
+    assert [(one.payload.id_suffix("v"), one.payload.data()["amount_eth"]) for one in reported] == [
         ("0_13", "0.002298773"),
         ("1_13", "32"),
         ("2_13", "0.000502873"),

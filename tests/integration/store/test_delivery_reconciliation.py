@@ -54,6 +54,9 @@ BROKEN = {
     ],
     "attempted again after a 2xx": [OK, POST.format(number=2, status=200, error="null")],
     "exhausted without an attempt": [f"update deliveries set state = 'exhausted', {FINISHED} {ONE}"],
+    "a resend is unfinished, but not in the queue": [
+        f"insert into resends (webhook_id, event_seq, event_id) select webhook_id, event_seq, '' from deliveries {ONE}"
+    ],
     "scheduled, but not in the queue": ["delete from queue where delivery_id = (select min(id) from deliveries)"],
     "in the queue, but not scheduled": [f"update deliveries set state = 'parked' {ONE}"],
     "finished without saying when, or the other way round": [f"update deliveries set finished_at = db_now() {ONE}"],

@@ -54,6 +54,7 @@ from vaultevents.egress import Guard
 from vaultevents.store import resends, webhooks
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.deliveries import ClaimRequest, Settlement, settle
+from vaultevents.store.delivery_reconciliation import audit
 from vaultevents.store.pool import Database
 from vaultevents.store.registry import lock_registry
 
@@ -447,3 +448,32 @@ async def test_without_its_queue_row_taken_out_a_resent_delivery_is_a_breach(
         async with resending(database, receivers.ca_path):
             await resend(database, made, event_id)
             await until_done(database)
+
+
+@pytest.mark.parametrize("leased", [False, True])
+async def test_an_unfinished_request_without_its_queue_row_is_a_breach(
+    database: Database, receivers: Receivers, leased: bool
+) -> None:
+    """Of a resend, of a recovery that has no delivery yet and of a test, also while an attempt is under way."""
+    box = await simple_simulation(database)
+    _, made = await subscribe(database, receivers, active=False)
+    _, other = await subscribe(database, receivers)
+    await commit(box, funding(1))
+    await resend(database, other, await settled(database, "delivered", 200))
+    assert (await recover(database, made)).count == 1
+    async with database.of_account("acme") as connection:
+        await resends.request_test(connection, "acme", made.id, "test-1", b"{}")
+    if leased:
+        claimed = await resends.claim_resends(database, ClaimRequest(10, uuid4(), LEASE_S))
+        assert len(claimed.deliveries) == 3
+    async with database.transaction() as connection:
+        assert await ledger_problems(connection) == []
+        await connection.execute("delete from queue")
+        for account_id in (None, "acme"):
+            found = await audit(connection, account_id)
+            assert {(one.webhook_id, one.event_id is None) for one in found.breaches} == {
+                (made.id, False),
+                (made.id, True),
+                (other.id, False),
+            }
+            assert {one.problem for one in found.breaches} == {"a resend is unfinished, but not in the queue"}
