@@ -1,5 +1,7 @@
 """The command line as a user runs it: separate processes with a clean environment, a chain and receivers beside them.
 
+Commands are forks of a process that has imported them (`fork_server`), unless the command line is `fresh`.
+
 Nodes and receivers run in the test's event loop, so every wait here is an `await`.
 """
 
@@ -14,13 +16,15 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
 import asyncpg
 
+import fork_server
+from fork_server import ForkedProcess
 from simulation_fixtures import register
 from timeouts import WAIT_TIMEOUT_S
 from vaultevents import config
@@ -78,7 +82,7 @@ class Ended:
 class Running:
     """A command that has not ended; its output is collected, so that it never waits for a reader."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | ForkedProcess) -> None:
         self.process = process
         self._stdout, self._stderr = bytearray(), bytearray()
         self._arrival = asyncio.Event()
@@ -136,6 +140,7 @@ class CommandLine:
     home: Path
     environment: dict[str, str]
     program: Sequence[str] = PROGRAM
+    fresh: bool = False
     started: list[Running] = field(default_factory=list)
 
     @classmethod
@@ -143,23 +148,32 @@ class CommandLine:
         return cls(home, {"PATH": os.environ["PATH"], "HOME": str(home), "TZ": "UTC", **environment})
 
     async def start(self, *arguments: str, **environment: str) -> Running:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *self.program,
-            *arguments,
-            cwd=self.home,
-            env=self.environment | environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            limit=2**20,
-        )
+        variables = self.environment | environment
+        process: asyncio.subprocess.Process | ForkedProcess
+        if self.fresh:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *self.program,
+                *arguments,
+                cwd=self.home,
+                env=variables,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=2**20,
+            )
+        else:
+            process = await fork_server.start(self.program, arguments, variables, self.home)
         running = Running(process)
         self.started.append(running)
         return running
 
     async def run(self, *arguments: str, **environment: str) -> Ended:
         return await (await self.start(*arguments, **environment)).end(None)
+
+    def freshly(self) -> CommandLine:
+        """The same user, whose commands start a new interpreter: for tests whose subject is the start."""
+        return replace(self, fresh=True)
 
     async def kill_all(self) -> None:
         """What a failed test has left running."""

@@ -10,7 +10,6 @@ import pkgutil
 import random
 import secrets
 import signal
-import sys
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -21,8 +20,10 @@ from typing import Any, Literal
 import psutil
 import pytest
 
+import fork_server
 from command_line import CommandLine
 from embedded_user import is_gone, kill, postmaster, supervisor
+from fork_server import ForkedProcess
 from reorgs import Reorganiser
 from simulation_fixtures import Rows, open_at, read_to_head, reading, register, rows
 from store_factories import assert_ledger, values
@@ -182,11 +183,11 @@ async def grow(simulation: Simulation, events: int) -> None:
         await asyncio.sleep(0.08)
 
 
-async def start(command: Sequence[str], path: Path) -> asyncio.subprocess.Process:
+async def start(command: Sequence[str], path: Path) -> ForkedProcess:
     environment = {"PATH": os.environ["PATH"], "HOME": str(path.parent)}
-    arguments = [sys.executable, *command, "run", "--config", str(path)]
     with (path.parent / "daemon.log").open("ab") as log:
-        return await asyncio.create_subprocess_exec(*arguments, env=environment, stdout=log, stderr=log)
+        arguments = ("run", "--config", str(path))
+        return await fork_server.start(command, arguments, environment, path.parent, log.fileno())
 
 
 async def kill_postgres(directory: Path) -> None:
