@@ -83,7 +83,7 @@ async def _round(database: Database, webhook_ids: list[str]) -> dict[str, float]
         cpu, begin = cpu_s(backend), time.perf_counter()
         claimed = await claim(database, ClaimRequest(BATCH, uuid4(), 60.0, BATCH))
         between, middle = cpu_s(backend), time.perf_counter()
-        settled = await settle(database, [_settlement(one) for one in claimed.deliveries])
+        settled = await settle(database, [_settlement(delivery) for delivery in claimed.deliveries])
         end = time.perf_counter()
         if settled.held != BATCH:
             raise SystemExit(f"{settled.held} of {BATCH} were claimed and settled")

@@ -50,7 +50,7 @@ async def _run(made: BenchSetup, dead: BenchSetup | None) -> dict[str, float]:
             while time.perf_counter() < until:
                 targets = [ids[(number + n) % WEBHOOKS] for n in range(EACH)]
                 number += EACH
-                await _commit(database, targets if dead else [one for one in targets if one in set(healthy)])
+                await _commit(database, targets if dead else [target for target in targets if target in set(healthy)])
                 await asyncio.sleep(PACE_S)
             await _until_delivered(database, healthy)
             lags = await _lags(database, healthy, since)

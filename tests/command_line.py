@@ -229,7 +229,7 @@ class Place:
         async with open_store(config.load(self.config)) as store:
             await register(store.database, self.simulation)
             hooks = {}
-            for account_id in sorted({one.account_id for one in self.simulation.registrations}):
+            for account_id in sorted({registration.account_id for registration in self.simulation.registrations}):
                 hook, secret = self.receivers.hook(account_id), Secret(new_secret(secrets.token_bytes(SECRET_BYTES)))
                 hook.secret = secret.reveal()
                 webhook = Webhook(f"wh-{account_id}-{self.schema}", account_id, hook.url, None, None, active=True)
@@ -309,7 +309,7 @@ async def asking(address: ServerAddress, schema: str) -> AsyncIterator[asyncpg.C
 
 def delivered(hook: Hook) -> Counter[str]:
     """How often each event was accepted with a good signature."""
-    return Counter(one.webhook_id for one in hook.accepted if one.verified)
+    return Counter(request.webhook_id for request in hook.accepted if request.verified)
 
 
 def wanted(simulation: Simulation, account_id: str) -> set[str]:

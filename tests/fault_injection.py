@@ -96,7 +96,7 @@ class Scenario:
         outbox = Outbox(self.database)
         live = await outbox.live("logs")
         assert live is not None
-        backfills = [one.position for one in await outbox.backfills("logs")]
+        backfills = [backfill.position for backfill in await outbox.backfills("logs")]
         return live.position, backfills, len(await rows(self.database))
 
 

@@ -128,8 +128,10 @@ async def staking(
 
 def watched(simulation: Simulation) -> Watched:
     return Watched(
-        frozenset(Address(one.address) for one in simulation.registrations),
-        frozenset(Address(one.queue) for one in simulation.registrations if one.queue is not None),
+        frozenset(Address(registration.address) for registration in simulation.registrations),
+        frozenset(
+            Address(registration.queue) for registration in simulation.registrations if registration.queue is not None
+        ),
     )
 
 
@@ -142,8 +144,8 @@ def whole(simulation: Simulation) -> Span:
 def truth(simulation: Simulation, span: Span) -> list[LogFact]:
     """The logs of the contract events in a span, by the chain's own record."""
     return [
-        (one.block.number, one.log_index, one.tx_hash, one.log.address, one.log.data)
-        for one in simulation.chain.logs(span.first, span.last, TOPICS)
+        (log.block.number, log.log_index, log.tx_hash, log.log.address, log.log.data)
+        for log in simulation.chain.logs(span.first, span.last, TOPICS)
     ]
 
 
@@ -153,7 +155,7 @@ def log_facts(logs: Iterable[Log]) -> list[LogFact]:
 
 
 async def add_accounts(database: Database, registrations: Iterable[Registration]) -> None:
-    for account_id in sorted({one.account_id for one in registrations}):
+    for account_id in sorted({registration.account_id for registration in registrations}):
         await accounts.add_account(database, account_id, account_id)
 
 
@@ -166,8 +168,8 @@ async def add_vault(database: Database, one: Registration) -> accounts.Registere
 
 async def register(database: Database, simulation: Simulation) -> None:
     await add_accounts(database, simulation.registrations)
-    for one in simulation.registrations:
-        await add_vault(database, one)
+    for registration in simulation.registrations:
+        await add_vault(database, registration)
 
 
 async def open_at(database: Database, simulation: Simulation, block: int) -> None:

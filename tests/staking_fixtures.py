@@ -96,4 +96,4 @@ class LeavingOut(Node):
 
 async def problems(database: Database) -> dict[str, str | None]:
     """Why each live stream does not move, as `status` shows it."""
-    return {one.stream: one.problem for one in (await status.read(database)).cursors if one.kind == "live"}
+    return {cursor.stream: cursor.problem for cursor in (await status.read(database)).cursors if cursor.kind == "live"}

@@ -140,7 +140,7 @@ async def live(outbox: Outbox) -> Cursor:
 async def events_of(outbox: Outbox, observations: Iterable[Observation]) -> tuple[list[Event], int]:
     """The events by today's registry, and its version."""
     registry = await outbox.registry()
-    return [event for one in observations for event in project(one, registry)], registry.version
+    return [event for observation in observations for event in project(observation, registry)], registry.version
 
 
 async def commit(outbox: Outbox, *observations: Observation) -> Committed:

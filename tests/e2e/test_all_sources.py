@@ -68,7 +68,7 @@ async def everything(home: Path) -> AsyncIterator[Everything]:
     )
     made = Everything(simulation, beacon, gateway, CommandLine.of(home), config)
     try:
-        for account_id in sorted({one.account_id for one in simulation.registrations}):
+        for account_id in sorted({registration.account_id for registration in simulation.registrations}):
             (await made.run("account", "add", account_id)).ok()
         for one in simulation.registrations:
             queue = [] if one.queue is None else ["--queue", f"0x{one.queue.hex()}"]
@@ -125,7 +125,7 @@ async def test_a_report_by_hand(tmp_path: Path) -> None:
             await running.said("report_waits", times=4)
             await running.end()
             listed = (await here.run("report", "show", "--json")).ok().json["reports"]
-            pending = [one for one in listed if one["state"] == "pending"]
+            pending = [item for item in listed if item["state"] == "pending"]
             assert len(pending) > 2
             assert any("404" in str(one["problem"]) for one in pending)
             assert (await here.run("status")).ok().stdout.count("wait for their files") == 1

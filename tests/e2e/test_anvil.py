@@ -77,11 +77,11 @@ def booked(hook: Hook) -> set[tuple[str, str]]:
     """What a receiver has booked: id and amount of all that verified."""
     assert hook.bad_signatures == 0
     found = set()
-    for one in hook.accepted:
-        body = json.loads(one.body)
-        assert body["id"] == one.webhook_id
+    for request in hook.accepted:
+        body = json.loads(request.body)
+        assert body["id"] == request.webhook_id
         amount = body["payload"].get("amount_wei") or body["payload"].get("amount_eth")
-        found.add((one.webhook_id, amount))
+        found.add((request.webhook_id, amount))
     return found
 
 

@@ -319,7 +319,7 @@ async def test_an_answer_that_cannot_be_written(here: Place) -> None:
     assert process.returncode == 1
     assert stderr.decode().startswith("error: the work is done, but its answer cannot be written (No space left")
     assert stderr.count(b"\n") == 1
-    assert [one["id"] for one in (await here.run("account", "list", "--json")).json["accounts"]] == ["acme"]
+    assert [account["id"] for account in (await here.run("account", "list", "--json")).json["accounts"]] == ["acme"]
 
 
 @pytest.fixture

@@ -92,8 +92,8 @@ async def site(tmp_path: Path) -> AsyncIterator[tuple[Place, ServerAddress, list
             here.configure(execution=sockets, api=api, log='level = "debug"', metrics='serve = "on"\nport = 0')
             customers = await enrolled(config.load(here.config))
             scenario.use(server.password, rpc_key, (tmp_path / "data" / "master.key").read_text().strip())
-            for one in customers:
-                scenario.use(one.api_key, one.seed)
+            for customer in customers:
+                scenario.use(customer.api_key, customer.seed)
             yield here, server, customers, scenario
 
 

@@ -76,7 +76,7 @@ async def test_check_says_what_answers_and_what_does_not(here: Place) -> None:
     bad = await here.run("check", "--json")
     assert (bad.code, bad.words) == (1, [])
     assert bad.json["ok"] is False
-    assert [one["what"] for one in bad.json["checks"] if not one["ok"]] == ["contracts.wrapper_factory"]
+    assert [check["what"] for check in bad.json["checks"] if not check["ok"]] == ["contracts.wrapper_factory"]
     assert f"{VAULT} has no code on this chain: correct the address" in bad.stdout
     assert "execution.audit_blocks_per_s is 0" in bad.stdout
 
@@ -90,12 +90,12 @@ async def test_check_distinguishes_nodes(here: Place) -> None:
     here.config.write_text(here.config.read_text().replace(here.url, f'{here.url}/key", "{here.url}'))
     socket = f"{here.url.replace('http', 'ws')}/key"
     done = await here.run("check", "--json", VAULTEVENTS_EXECUTION__WEBSOCKET_URLS=socket)
-    first, second = [one for one in done.json["checks"] if one["what"].startswith("node ")]
+    first, second = [check for check in done.json["checks"] if check["what"].startswith("node ")]
     assert first["what"] != second["what"]
     assert "/key" not in done.stdout + done.stderr
     assert done.code == 1
     assert first["detail"] == "cannot be reached (ClientConnectorError)"
-    (announcing,) = [one for one in done.json["checks"] if one["what"].startswith("websocket ws://127.0.0.1#")]
+    (announcing,) = [check for check in done.json["checks"] if check["what"].startswith("websocket ws://127.0.0.1#")]
     assert (announcing["ok"], announcing["detail"]) == (False, first["detail"])
 
 
@@ -149,7 +149,7 @@ async def test_vaults(here: Place) -> None:
     assert "is already registered like this" in (await here.run("vault", "add", "acme", "one", VAULT)).error
 
     listed = (await here.run("vault", "list", "acme", "--json")).ok().json["vaults"]
-    assert [one["id"] for one in listed] == ["one", "two"]
+    assert [item["id"] for item in listed] == ["one", "two"]
     table = (await here.run("vault", "list")).ok().stdout.splitlines()
     assert table[0].split() == ["account", "vault", "address", "queue", "blocks"]
     assert table[1].split() == ["acme", "one", VAULT, QUEUE, "5.."]
@@ -187,7 +187,7 @@ async def test_webhooks(here: Place) -> None:
     assert people[-1].startswith("whsec_")
 
     everything = await here.run("webhook", "list", "acme", "--json")
-    assert {one["url"] for one in everything.ok().json["webhooks"]} == {url, "https://[2606:4700::1]:8443/a"}
+    assert {webhook["url"] for webhook in everything.ok().json["webhooks"]} == {url, "https://[2606:4700::1]:8443/a"}
     table = (await here.run("webhook", "list", "acme")).ok()
     assert url in table.stdout
     assert "https://[2606:4700::1]:8443/a" in table.stdout

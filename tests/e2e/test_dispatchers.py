@@ -35,7 +35,7 @@ async def here(tmp_path: Path, data_dir: Path) -> AsyncIterator[Place]:
 
 def children(running: Running) -> list[psutil.Process]:
     """The dispatcher processes beside it."""
-    return [one for one in psutil.Process(running.pid).children() if "--while-stdin" in one.cmdline()]
+    return [child for child in psutil.Process(running.pid).children() if "--while-stdin" in child.cmdline()]
 
 
 async def test_three_dispatchers_deliver_each_event_once_and_drain_together(here: Place) -> None:
@@ -48,7 +48,7 @@ async def test_three_dispatchers_deliver_each_event_once_and_drain_together(here
         here.simulation.step()
     await until(lambda: delivered(hook).keys() >= wanted(here.simulation, "acme"))
     ended = (await running.end(signal.SIGTERM)).ok()
-    assert not any(one.is_running() for one in others)
+    assert not any(other.is_running() for other in others)
     assert [line["event"] for line in ended.logs].count("dispatch_drained") == 3
     assert set(delivered(hook).values()) == {1}
 

@@ -112,7 +112,7 @@ async def test_everybody_else_is_served_and_after_an_upgrade_a_retry_delivers(he
     await all_delivered(here, hooks)
     for name, hook in hooks.items():
         assert delivered(hook).keys() == wanted(here.simulation, name), "that event and no other"
-        bodies = {one.webhook_id: one.body for one in hook.accepted}
+        bodies = {request.webhook_id: request.body for request in hook.accepted}
         assert bodies == {key: body for (owner, key), body in here.simulation.expected().items() if owner == name}
     rows = (await newer(here).run("quarantine", "retry", "--all")).ok().stdout
     assert f"block {other} of logs: 2 logs resolved" in rows

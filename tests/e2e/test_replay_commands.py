@@ -102,7 +102,7 @@ async def prove(here: Place, whole: tuple[str, ...], events: int) -> None:
     """An estimate writes nothing, and the audit finds the range whole, by its own node and by another one."""
     blocks = here.simulation.chain.finalized_number
     reported = (await here.run("replay", *whole, "--estimate")).ok().json
-    assert [(one["stream"], one["positions"]) for one in reported["streams"]] == [("logs", (blocks or 0) + 1)]
+    assert [(stream["stream"], stream["positions"]) for stream in reported["streams"]] == [("logs", (blocks or 0) + 1)]
     assert reported["calls"] >= reported["requests"] >= 1
     assert "based on" in (await here.run("replay", *whole[:-1], "--estimate")).ok().stdout
     own = (await here.run("audit", "chain", *whole)).ok().json

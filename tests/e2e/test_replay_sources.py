@@ -173,7 +173,7 @@ async def test_a_report_of_an_unknown_form_is_named_as_such_and_closes_no_gatewa
         reported = await found.place.run("report", "show", str(found.reports[spoiled.cid].timestamp))
         assert "failure     undecodable" in reported.stdout
         listed = (await found.place.run("report", "show", "--json")).ok().json["reports"]
-        assert {one["cid"]: one["failure"] for one in listed if one["failure"]} == {spoiled.cid: "undecodable"}
+        assert {item["cid"]: item["failure"] for item in listed if item["failure"]} == {spoiled.cid: "undecodable"}
 
         file = tmp_path / "report.json"
         file.write_bytes(found.simulation.report_files[spoiled.cid])
@@ -182,7 +182,9 @@ async def test_a_report_of_an_unknown_form_is_named_as_such_and_closes_no_gatewa
 
         again = await found.replay()
         assert (again.json["identical"], again.json["inserted"]) == (len(left), 0)
-        assert [(one["cid"], one["kind"]) for one in again.json["failures"]] == [(spoiled.cid, "undecodable")]
+        assert [(failure["cid"], failure["kind"]) for failure in again.json["failures"]] == [
+            (spoiled.cid, "undecodable")
+        ]
         assert found.gateway.calls[spoiled.cid] == 1, "its file is in the cache"
 
 
@@ -204,7 +206,7 @@ async def test_a_replay_on_a_fresh_database_gives_the_rows_of_a_live_run(
 
         await found.configure(beacon=found.urls["beacon"])
         estimated = (await found.place.run("replay", *found.blocks, "--estimate", "--json")).ok().json
-        assert {one["stream"] for one in estimated["streams"]} == {"logs", "reports", "withdrawals"}
+        assert {stream["stream"] for stream in estimated["streams"]} == {"logs", "reports", "withdrawals"}
         assert [one["stream"] for one in estimated["not_estimated"]] == ["validators"]
         assert await found.stored(server) == {}
         replayed = (await found.replay()).ok().json
@@ -268,8 +270,13 @@ async def test_epochs_of_a_beacon_node_that_is_down_fail_stream_by_stream(
         await found.configure(beacon=DEAD)
         epochs = ("replay", "--from-epoch", "0", "--to-epoch", "3", "--json")
         ended = await found.place.run(*epochs)
-        assert [one["stream"] for one in ended.json["failures"]] == ["logs", "reports", "withdrawals", "validators"]
-        assert all("beacon.urls" in one["advice"] for one in ended.json["failures"])
+        assert [failure["stream"] for failure in ended.json["failures"]] == [
+            "logs",
+            "reports",
+            "withdrawals",
+            "validators",
+        ]
+        assert all("beacon.urls" in failure["advice"] for failure in ended.json["failures"])
         assert await found.stored(server) == {}
         await found.configure()
         refused = await found.place.run(*epochs)
@@ -283,5 +290,5 @@ async def test_reports_are_not_silenced_before_the_live_stream_has_read_them(
         await found.configure()
         silent = await found.replay("--no-deliver")
         assert "still to be read live" in silent.error
-        assert {one["stream"] for one in silent.json["failures"]} == {"logs", "reports"}
+        assert {failure["stream"] for failure in silent.json["failures"]} == {"logs", "reports"}
         assert await found.stored(server) == {}

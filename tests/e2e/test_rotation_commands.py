@@ -169,7 +169,8 @@ async def test_what_was_sealed_behind_a_rotation_is_sealed_anew_by_another(desk:
     (await desk.rotate()).ok()
     behind = {"VAULTEVENTS_MASTER_KEY": old, "VAULTEVENTS_MASTER_KEY_PREVIOUS": desk.key_file.read_text()}
     (webhook_id,) = [
-        one["id"] for one in (await desk.here.run("webhook", "list", desk.account_id, "--json")).ok().json["webhooks"]
+        webhook["id"]
+        for webhook in (await desk.here.run("webhook", "list", desk.account_id, "--json")).ok().json["webhooks"]
     ]
     (await desk.here.run("webhook", "rotate-secret", desk.account_id, webhook_id, **behind)).ok()
     assert "give the right one" in (await desk.here.run("run")).error

@@ -78,7 +78,7 @@ async def all_delivered(here: Place, hooks: Mapping[str, Hook]) -> set[str]:
 
 
 def leaks(text: str, canaries: Iterable[str]) -> set[str]:
-    return {one for one in canaries if one in text}
+    return {canary for canary in canaries if canary in text}
 
 
 async def test_a_scrape_reports_what_happened_and_nothing_secret(here: Place) -> None:
@@ -127,7 +127,9 @@ async def test_by_default_nobody_listens(here: Place) -> None:
     running = await here.shell.start("run")
     await running.said('"api_listens"')
     await running.said('"started"')
-    open_ports = [one for one in psutil.Process(running.pid).net_connections("tcp") if one.status == "LISTEN"]
+    open_ports = [
+        connection for connection in psutil.Process(running.pid).net_connections("tcp") if connection.status == "LISTEN"
+    ]
     assert len(open_ports) == 1
     assert '"metrics_listen"' not in (await running.end()).ok().stderr
 

@@ -157,7 +157,7 @@ async def test_a_stale_connection_costs_at_most_its_own_attempt(hostile: Hostile
             assert (await sending.send(idle.url, b"{}", {})).status == 200
             await asyncio.sleep(0.15)
         replies = [await sending.send(abrupt.url, b"{}", {}) for _ in range(3)]
-    assert [one.status or one.error for one in replies] == [200, "reset", 200]
+    assert [reply.status or reply.error for reply in replies] == [200, "reset", 200]
     assert len(abrupt.requests) == 3, "a request that may have arrived is never sent again by the client itself"
 
 
@@ -256,12 +256,12 @@ async def test_all_at_once_cost_a_dispatcher_its_attempts_and_nothing_else(
     for webhook_id, (code, text, seconds) in hinted.items():
         row = left[webhook_id]
         assert row["status"] == code
-        assert any(one - 15 <= row["paused_s"] <= one + 15 for one in seconds), (code, text, row["paused_s"])
+        assert any(second - 15 <= row["paused_s"] <= second + 15 for second in seconds), (code, text, row["paused_s"])
         assert row["due_s"] > 55, "a hint can only push later"
         assert row["due_s"] >= row["paused_s"] - 2, (code, text)
     assert CANARY not in repr(logs)
     holders = {one for one, row in left.items() if CANARY in repr(row)}
-    assert {named[one] for one in holders} == {"echoes a secret"}, "only its own excerpt has it"
+    assert {named[holder] for holder in holders} == {"echoes a secret"}, "only its own excerpt has it"
 
 
 def check_named(name: str, row: dict[str, Any]) -> None:
@@ -328,8 +328,8 @@ async def outlast(trouble: Trouble, own_server: tuple[Path, ServerAddress], tmp_
             assert len(hook.ledger) < 300, "there was something left to do"
             await until(database, {"delivered": 300})
         stored = await bodies(database)
-        assert {one.webhook_id: one.body for one in hook.accepted} == stored
-        again = Counter(one.webhook_id for one in hook.ledger) - Counter(stored.keys())
+        assert {request.webhook_id: request.body for request in hook.accepted} == stored
+        again = Counter(request.webhook_id for request in hook.ledger) - Counter(stored.keys())
         assert not again, f"posted again: {again}"
         recorded = await rows(database, "select status, error, count(*)::int as n from attempts group by 1, 2")
         assert recorded == [{"status": 200, "error": None, "n": 300}]

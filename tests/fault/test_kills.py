@@ -131,7 +131,7 @@ async def playground(
     try:
         async with open_store(settings) as store:
             await register(store.database, simulation)
-            for account_id in sorted({one.account_id for one in simulation.registrations}):
+            for account_id in sorted({registration.account_id for registration in simulation.registrations}):
                 hook, secret = receivers.hook(account_id), Secret(new_secret(secrets.token_bytes(SECRET_BYTES)))
                 hook.secret = secret.reveal()
                 webhook = Webhook(f"wh-{account_id}", account_id, hook.url, None, None, active=True)
@@ -208,7 +208,7 @@ def _is_postmaster(process: psutil.Process, directory: Path) -> bool:
 
 
 def delivered(hook: Hook) -> Counter[str]:
-    return Counter(one.webhook_id for one in hook.accepted if one.verified)
+    return Counter(request.webhook_id for request in hook.accepted if request.verified)
 
 
 def wanted(simulation: Simulation, hook: Hook) -> set[str]:
@@ -342,8 +342,8 @@ async def test_kills_and_reorganisations_leave_what_the_chain_says_and_one_body_
     for hook in hooks:
         assert delivered(hook).keys() - orphaned == wanted(simulation, hook)
         bodies = defaultdict(set)
-        for one in hook.ledger:
-            bodies[one.webhook_id].add(one.body)
+        for request in hook.ledger:
+            bodies[request.webhook_id].add(request.body)
         assert [event_id for event_id, reported in bodies.items() if len(reported) > 1] == []
 
 

@@ -235,7 +235,7 @@ async def replayed(database: Database, simulation: Simulation, server: Execution
         cursor = await outbox.begin_replay("logs", Span(0, final))
         done = [one.committed for one in await drive(LogsSource(chain), outbox, cursor, 25)]
     await server.stop()
-    assert not any(one.inserted or one.different for one in done)
+    assert not any(outcome.inserted or outcome.different for outcome in done)
     return await rows(database)
 
 

@@ -139,16 +139,16 @@ async def killed_again_and_again(home: Path, data_dir: Path, program: Sequence[s
 def check(ending: Ending) -> None:
     """Each webhook has one notice, which was accepted at least once and always said the same, and nothing else was."""
     assert sorted(ending.notices.values()) == sorted(ending.webhooks)
-    invented = {one.webhook_id for one in ending.ledger} - ending.notices.keys()
+    invented = {request.webhook_id for request in ending.ledger} - ending.notices.keys()
     assert not invented, f"invented: {invented}"
-    unreported = ending.notices.keys() - {one.webhook_id for one in ending.accepted}
+    unreported = ending.notices.keys() - {request.webhook_id for request in ending.accepted}
     assert not unreported, f"never reported: {unreported}"
-    assert all(one.verified for one in ending.ledger)
-    assert len({(one.webhook_id, one.body) for one in ending.ledger}) == len(ending.notices)
-    for one in ending.ledger:
-        body = json.loads(one.body)
-        assert (body["id"], body["type"]) == (one.webhook_id, "webhook_disabled")
-        assert body["data"]["webhook_id"] == ending.notices[one.webhook_id]
+    assert all(request.verified for request in ending.ledger)
+    assert len({(request.webhook_id, request.body) for request in ending.ledger}) == len(ending.notices)
+    for request in ending.ledger:
+        body = json.loads(request.body)
+        assert (body["id"], body["type"]) == (request.webhook_id, "webhook_disabled")
+        assert body["data"]["webhook_id"] == ending.notices[request.webhook_id]
 
 
 async def test_a_notice_outlives_the_process_that_was_to_deliver_it(

@@ -89,7 +89,7 @@ def test_a_kept_connection_stays_with_the_address_that_was_judged(tmp_path: Path
         names = Names({f"hook.{DOMAIN}": [PUBLIC[:1], CANARIES]})
         async with sender(stage, names) as sending:
             replies = [await sending.send(stage.url(), BODY, HEADERS) for _ in range(20)]
-        assert {(one.status, one.address) for one in replies} == {(200, PUBLIC[0])}
+        assert {(reply.status, reply.address) for reply in replies} == {(200, PUBLIC[0])}
         assert stage.loop.dials == [PUBLIC[0]]
         assert await stage.breaches() == []
 

@@ -270,7 +270,7 @@ def unmarked(sources: Mapping[str, str], markers: set[str]) -> list[str]:
 def borrowed(sources: Mapping[str, str]) -> list[str]:
     """Where a module imports a test module; what two of them need is a support module's."""
     found = [one for module, text in sources.items() for one in imports(module, ast.parse(text), set(sources))]
-    return sorted(one.where for one in found if any(part.startswith("test_") for part in one.target.split(".")))
+    return sorted(item.where for item in found if any(part.startswith("test_") for part in item.target.split(".")))
 
 
 def sources_in(folder: Path, top: Path) -> dict[str, str]:

@@ -91,7 +91,7 @@ def samples(stored: Stored | None = None) -> Samples:
 
 def parsed(text: str) -> Samples:
     found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return {(one.name, *one.labels.values()): one.value for one in found}
+    return {(item.name, *item.labels.values()): item.value for item in found}
 
 
 def of(name: str, reported: Samples) -> dict[str, float]:
@@ -403,4 +403,4 @@ def test_the_values_that_alerts_ask_for_are_reported_from_the_start() -> None:
     asked = set(re.findall(r'_total\{(?:kind|code)=~?"([^"]+)"', text))
     known = {value for counted in metrics.COUNTERS for value in counted.known}
     assert asked
-    assert {one for each in asked for one in each.split("|")} <= known
+    assert {one for request in asked for one in request.split("|")} <= known

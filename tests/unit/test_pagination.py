@@ -70,7 +70,7 @@ def test_what_is_no_cursor_is_refused_like_a_foreign_one(cursor: str) -> None:
 
 def test_both_alphabets_of_base64_do_not_make_two_cursors() -> None:
     positions = (str(number) for number in range(1000))
-    cursor = next(found for one in positions if "-" in (found := encode_cursor(KEY, "acme", "events", one)))
+    cursor = next(found for position in positions if "-" in (found := encode_cursor(KEY, "acme", "events", position)))
     assert refusal(cursor.replace("-", "+"))
 
 

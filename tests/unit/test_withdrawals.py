@@ -33,8 +33,13 @@ def recorded(name: str) -> WithdrawalBlock:
     reported = json.loads((DATA / name).read_text())
     payload = reported.get("body", reported)["data"]["message"]["body"]["execution_payload"]
     paid = [
-        (int(one["index"]), int(one["validator_index"]), Address(bytes.fromhex(one["address"][2:])), int(one["amount"]))
-        for one in payload["withdrawals"]
+        (
+            int(withdrawal["index"]),
+            int(withdrawal["validator_index"]),
+            Address(bytes.fromhex(withdrawal["address"][2:])),
+            int(withdrawal["amount"]),
+        )
+        for withdrawal in payload["withdrawals"]
     ]
     slot = int(payload["timestamp"]) // 6
     return block(int(payload["block_number"]), *paid, slot=slot)
@@ -113,7 +118,7 @@ def test_a_validator_that_paid_two_vaults_in_one_epoch_gives_each_its_own() -> N
     second = Address(b"\x22" * 20)
     blocks = [block(8, (0, 3, VAULT, 1), (1, 3, second, 2))]
     reported = fold(blocks, frozenset({VAULT, second}), PUBKEYS, TIME)
-    assert [(one.address, one.payload.data()["amount_eth"]) for one in reported] == [
+    assert [(observation.address, observation.payload.data()["amount_eth"]) for observation in reported] == [
         (VAULT, "0.000000001"),
         (second, "0.000000002"),
     ]
@@ -152,7 +157,9 @@ def test_a_block_of_a_real_client() -> None:
     lodestar = ChainTime(genesis_s=1_795_220_907, slot_ms=2_000, slots_per_epoch=8)
     real = WithdrawalBlock(full.number, full.hash, full.parent_hash, 1_795_221_123, full.withdrawals)
     reported = fold([real], VAULTS, PUBKEYS, lodestar)
-    assert [(one.payload.id_suffix("v"), one.payload.data()["amount_eth"]) for one in reported] == [
+    assert [
+        (observation.payload.id_suffix("v"), observation.payload.data()["amount_eth"]) for observation in reported
+    ] == [
         ("0_13", "0.002298773"),
         ("1_13", "32"),
         ("2_13", "0.000502873"),

@@ -64,7 +64,7 @@ def served(postgres18: ServerAddress) -> Iterator[Served]:
             outbox = await live_at(database, 0)
             await commit(outbox, *(funding(number) for number in range(5)))
             claimed = (await take(database)).deliveries
-            await settle(database, [settlement(one) for one in claimed])
+            await settle(database, [settlement(delivery) for delivery in claimed])
             ready.append(Served(api, customer, webhook_id, claimed[0].event_id))
             began.set()
             await asyncio.to_thread(ended.wait)
@@ -154,7 +154,7 @@ def test_the_document_is_openapi_3_1_and_complete(served: Served) -> None:
     for path, methods in found["paths"].items():
         for method, operation in methods.items():
             assert {"401", "404", "422", "429"} <= operation["responses"].keys(), (method, path)
-            names = {one["name"] for one in operation.get("parameters", ())}
+            names = {parameter["name"] for parameter in operation.get("parameters", ())}
             assert ("X-MFA-Code" in names) == (method != "get" and not path.endswith(INERT))
     assert set(found["components"]["schemas"]["ProblemBody"]["properties"]["code"]["enum"]) == set(CODES)
 

@@ -58,7 +58,7 @@ async def estates(api: Api) -> dict[str, Estate]:
     await commit(
         outbox, funding(0, vault="shared"), *(funding(n, vault=f"{a}-vault") for n, a in enumerate(ACCOUNTS, 1))
     )
-    await settle(api.database, [settlement(one) for one in (await take(api.database)).deliveries])
+    await settle(api.database, [settlement(delivery) for delivery in (await take(api.database)).deliveries])
     found = {}
     for name, customer in customers.items():
         await new_webhook(api, customer)
@@ -234,7 +234,7 @@ async def test_a_page_link_of_another_account_is_unknown(api: Api) -> None:
             answer = await api.call(own.customer, "GET", f"{filled(path, own.ids)}?limit=1&cursor={cursor}")
             assert (answer.status, answer.pointers) == (422, [("?cursor", "cursor_unknown")]), path
             reported.append(without_ids(answer, {}))
-        assert all(each == reported[0] for each in reported)
+        assert all(line == reported[0] for line in reported)
 
 
 READABLE = """

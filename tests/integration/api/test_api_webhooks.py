@@ -310,7 +310,8 @@ async def test_on_forgives_what_failed(api: Api, answered: str) -> None:
     await commit(outbox, *(funding(number) for number in range(30)))
     (now,) = await values(api.database, "select db_now()")
     failed = [
-        replace(settlement(each, "scheduled", 503), started_at=now) for each in (await take(api.database)).deliveries
+        replace(settlement(delivery, "scheduled", 503), started_at=now)
+        for delivery in (await take(api.database)).deliveries
     ]
     if answered == "410":
         failed[0] = replace(failed[0], state="parked", status=410, gone=True)

@@ -75,7 +75,7 @@ def in_first(**fields: Any) -> Meddle:
 
 
 async def some(chain: BeaconChain) -> Any:
-    return [one.index for one in await chain.validators([0, 3, 6])]
+    return [validator.index for validator in await chain.validators([0, 3, 6])]
 
 
 async def tail(chain: BeaconChain) -> Any:
@@ -324,7 +324,7 @@ async def test_a_passing_fault_is_asked_again() -> None:
 async def test_post_is_tried_once_and_then_get_in_small_steps(status: int) -> None:
     old = FakeBeacon(meddle={f"POST {VALIDATORS}": refuse(status)})
     async with beacon_chain(old) as chain:
-        assert [one.index for one in await chain.validators(range(0, 130, 2))] == list(range(0, 130, 2))
+        assert [validator.index for validator in await chain.validators(range(0, 130, 2))] == list(range(0, 130, 2))
         assert await tail(chain) == HONEST[tail]
         asked = [(method, len(ids)) for method, path, ids in old.seen if path == VALIDATORS]
         assert asked == [("POST", 1), ("GET", 20), ("GET", 20), ("GET", 20), ("GET", 5), ("GET", 20)]
@@ -346,7 +346,7 @@ async def test_no_list_without_ids_is_ever_sent() -> None:
     async with beacon_chain(node) as chain:
         assert await chain.validators([]) == []
         assert node.seen == []
-        assert [one.index for one in await chain.validators([*range(2050), 7, 7])] == list(range(2050))
+        assert [validator.index for validator in await chain.validators([*range(2050), 7, 7])] == list(range(2050))
         sizes = [len(sent["ids"]) for method, _, sent in node.seen if method == "POST"]
         assert sizes == [1000, 1000, 50]
 

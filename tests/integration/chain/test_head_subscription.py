@@ -42,8 +42,8 @@ async def woken(*heads: NewHeads) -> AsyncIterator[Wakeup]:
     """A wakeup that these sockets give."""
     wakeup = Wakeup()
     async with AsyncExitStack() as stack:
-        for one in heads:
-            await stack.enter_async_context(in_background(one.follow(wakeup.give)))
+        for head in heads:
+            await stack.enter_async_context(in_background(head.follow(wakeup.give)))
         yield wakeup
 
 

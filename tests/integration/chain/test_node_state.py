@@ -35,7 +35,7 @@ async def test_what_is_known_is_shown_and_forgotten_with_its_url(database: Datab
     one, two, beacon = "http://one#1", "http://two#2", "http://three#3"
     await nodes.save_node_state(database, "beacon", [known(beacon, "trial")])
     await nodes.save_node_state(database, "execution", [known(one, "open", logs=LogLimit(800, 801)), known(two)])
-    shown = {one.name: one for one in (await status.read(database)).nodes}
+    shown = {node.name: node for node in (await status.read(database)).nodes}
     assert {name: facts.state for name, facts in shown.items()} == {one: "open", two: "closed", beacon: "trial"}
     assert (shown[one].problem, shown[one].log_range) == ("cannot be reached", 800)
     assert (await gauges.read(database)).nodes == {
@@ -78,7 +78,7 @@ async def test_a_node_that_answers_but_falls_behind_is_left_and_returned_to(made
             await chain.head()
         clock.now_s += BEHIND_S
         assert (await chain.head()).number == whole(made).last
-        assert [one.state for one in chain.node_states()] == ["open", "closed"]
+        assert [state.state for state in chain.node_states()] == ["open", "closed"]
         assert "is behind" in (chain.node_states()[0].problem or "")
         first.node.behind = 0
         clock.now_s += 1

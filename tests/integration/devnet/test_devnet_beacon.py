@@ -59,7 +59,7 @@ def test_headers_commit_to_withdrawals_and_the_index_has_no_gap() -> None:
         header = block.header
         assert header.withdrawals_root == withdrawals_root(block.withdrawals)
         assert (header.hash(), header.parent_hash) == (block.hash, parent.hash)
-    indices = [one.index for block in blocks for one in block.withdrawals]
+    indices = [withdrawal.index for block in blocks for withdrawal in block.withdrawals]
     assert indices == list(range(len(indices)))
     assert len(indices) > 150
     assert simulation.chain.head.next_withdrawal == len(indices)
@@ -83,7 +83,7 @@ def test_after_a_reorg_the_index_goes_on_from_the_blocks_that_are_left() -> None
         chain.mine(payouts=[Payout(number, VAULT, 1)] * number)
     assert chain.head.next_withdrawal == 6
     chain.reorg(2, [[]])
-    assert [one.index for one in chain.mine(payouts=[Payout(9, VAULT, 1)]).withdrawals] == [1]
+    assert [withdrawal.index for withdrawal in chain.mine(payouts=[Payout(9, VAULT, 1)]).withdrawals] == [1]
 
 
 def test_a_simulation_without_validators_has_the_same_chain_as_before_and_no_withdrawals() -> None:
@@ -143,7 +143,7 @@ def test_credentials_change_only_in_the_ways_of_the_protocol() -> None:
         registry.change_credentials(0, 60, paying(2, OTHER))
     registry.change_credentials(0, 60, paying(2, VAULT))
     seen = [registry.record(0, slot) for slot in (49, 50, 59, 60)]
-    assert [one and one.credentials[0] for one in seen] == [0, 1, 1, 2]
+    assert [item and item.credentials[0] for item in seen] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -202,24 +202,24 @@ def test_up_to_four_epochs_after_any_final_block_every_decision_of_the_simulatio
 
 
 def kinds_of_withdrawals(simulation: Simulation) -> set[str]:
-    own = {one.address for one in simulation.registrations}
+    own = {registration.address for registration in simulation.registrations}
     of_blocks: Counter[tuple[int, int]] = Counter()
     of_epochs: dict[tuple[int, int], set[int]] = defaultdict(set)
     kinds: set[str] = set()
     for block in blocks_of(simulation):
         epoch, place = divmod(block.slot, simulation.beacon.slots_per_epoch)
         kinds |= set() if block.withdrawals else {"an empty list"}
-        for one in block.withdrawals:
-            if one.address not in own:
+        for withdrawal in block.withdrawals:
+            if withdrawal.address not in own:
                 kinds.add("foreign")
-            elif one.validator_index >= 2**40:
+            elif withdrawal.validator_index >= 2**40:
                 kinds.add("of a builder")
             else:
-                of_blocks[one.validator_index, block.number] += 1
-                of_epochs[one.validator_index, epoch].add(block.number)
-                kinds.add("full" if one.amount_gwei >= 31 * 10**9 else "partial")
+                of_blocks[withdrawal.validator_index, block.number] += 1
+                of_epochs[withdrawal.validator_index, epoch].add(block.number)
+                kinds.add("full" if withdrawal.amount_gwei >= 31 * 10**9 else "partial")
                 kinds |= {0: {"in the first slot"}, 7: {"in the last slot"}}.get(place, set())
-                kinds |= {"one gwei"} if one.amount_gwei == 1 else set()
+                kinds |= {"one gwei"} if withdrawal.amount_gwei == 1 else set()
     kinds |= {"several in a block"} if max(of_blocks.values()) > 1 else set()
     kinds |= {"in several blocks of an epoch"} if any(len(numbers) > 1 for numbers in of_epochs.values()) else set()
     if any((index, epoch + 1) in of_epochs for index, epoch in of_epochs):
@@ -238,8 +238,10 @@ def test_every_simulation_contains_every_awkward_withdrawal(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_every_simulation_contains_every_awkward_validator(seed: int) -> None:
     simulation = simulation_of(seed)
-    beacon, vaults = simulation.beacon, {one.address for one in simulation.registrations}
-    own = [one for one in beacon.registry.validators if paid_address(one.credentials[-1][1]) in vaults]
+    beacon, vaults = simulation.beacon, {registration.address for registration in simulation.registrations}
+    own = [
+        validator for validator in beacon.registry.validators if paid_address(validator.credentials[-1][1]) in vaults
+    ]
     moved = [one for one in own if one.credentials[0][1][0] == 0]
     assert len(moved) == 2
     assert any(one.activation and 0 < one.activation.epoch < one.credentials[1][0] // 8 for one in moved)
@@ -249,11 +251,20 @@ def test_every_simulation_contains_every_awkward_validator(seed: int) -> None:
     assert any(one.appended_slot > 0 and one.activation for one in own)
     assert any(one.activation is None for one in own)
     ends = {one.index: simulation.chain.last_block_at(one.drained_slot) for one in own if one.drained_slot}
-    paid = [one for index, block in ends.items() for one in block.withdrawals if one.validator_index == index]
+    paid = [
+        withdrawal
+        for index, block in ends.items()
+        for withdrawal in block.withdrawals
+        if withdrawal.validator_index == index
+    ]
     assert any(one.amount_gwei == 1_000_000 for one in paid)  # what exceeded a consolidation
     assert any(one.amount_gwei >= 32 * 10**9 for one in paid)
-    assert {one.credentials[0][1][0] for one in beacon.registry.validators} == {0, 1, 2, 0xB0}
-    lookalikes = [one for one in beacon.registry.validators if one.credentials[0][1][12:] in vaults and one not in own]
+    assert {validator.credentials[0][1][0] for validator in beacon.registry.validators} == {0, 1, 2, 0xB0}
+    lookalikes = [
+        validator
+        for validator in beacon.registry.validators
+        if validator.credentials[0][1][12:] in vaults and validator not in own
+    ]
     assert len(lookalikes) == 3
 
 
@@ -305,7 +316,7 @@ def test_a_day_of_mainnet_with_a_thousand_watched_validators() -> None:
     simulation = Simulation(1, validators=5000, slots_per_epoch=32, withdrawals_per_block=16)
     simulation.history(7200)
     events = simulation.expected()
-    vaults = {one.address for one in simulation.registrations}
+    vaults = {registration.address for registration in simulation.registrations}
     paying_vaults = [v for v in simulation.beacon.registry.validators if paid_address(v.credentials[-1][1]) in vaults]
     assert len(paying_vaults) >= 1000
     assert simulation.chain.head.next_withdrawal > 20_000

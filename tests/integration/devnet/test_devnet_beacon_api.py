@@ -158,8 +158,8 @@ async def test_the_finalized_state_shows_the_past() -> None:
     simulation.chain.finalized = At(60)
     slot = simulation.beacon.finality(60).block.slot
     async with serving(simulation) as node:
-        shown = {int(one["index"]): one for one in await node.data(FINAL)}
-        now = {int(one["index"]): one for one in await node.data(FINAL.replace("finalized", "head"))}
+        shown = {int(item["index"]): item for item in await node.data(FINAL)}
+        now = {int(item["index"]): item for item in await node.data(FINAL.replace("finalized", "head"))}
         assert set(shown) == set(range(registry.count(slot)))
         assert len(shown) < len(now) == len(registry.validators)
         assert node.server.calls == {"all validators": 2}
@@ -231,11 +231,11 @@ async def test_records_and_checkpoints_have_the_form_of_the_protocol() -> None:
 async def test_statuses_are_those_of_the_epochs() -> None:
     simulation = simulation_of(blocks=200)
     async with serving(simulation) as node:
-        for one in await node.data(FINAL):
+        for item in await node.data(FINAL):
             epoch = simulation.beacon.epoch_of(simulation.beacon.finality(simulation.chain.finalized_number).block.slot)
-            activation, exits = int(one["validator"]["activation_epoch"]), int(one["validator"]["exit_epoch"])
+            activation, exits = int(item["validator"]["activation_epoch"]), int(item["validator"]["exit_epoch"])
             expected = "pending" if epoch < activation else "active" if epoch < exits else ("exited", "withdrawal")
-            assert one["status"].startswith(expected)
+            assert item["status"].startswith(expected)
 
 
 # Its faults
@@ -318,7 +318,7 @@ async def is_short(node: Client) -> bool:
 async def has_another_key(node: Client) -> bool:
     validators = node.server.node.beacon.registry.validators
     records = await node.data(FINAL, body={"ids": ["1", "2", "3"]})
-    keys = {int(one["index"]): one["validator"]["pubkey"] for one in records}
+    keys = {int(record["index"]): record["validator"]["pubkey"] for record in records}
     wrong = [index for index, key in keys.items() if key != "0x" + validators[index].pubkey.hex()]
     assert all(len(key) == 98 for key in keys.values())
     return len(wrong) == 1
@@ -378,4 +378,4 @@ async def test_a_node_that_is_always_set_back_is_so_in_every_answer() -> None:
 async def test_a_big_answer_arrives_whole() -> None:
     simulation = Simulation(1, validators=2000)
     async with serving(simulation) as node:
-        assert [int(one["index"]) for one in await node.data(FINAL)] == list(range(2000))
+        assert [int(item["index"]) for item in await node.data(FINAL)] == list(range(2000))

@@ -112,7 +112,7 @@ async def test_a_batch_is_answered_in_order_and_a_broken_request_is_refused() ->
         methods = ["eth_chainId", "eth_nope", "eth_blockNumber"]
         batch = [{"jsonrpc": "2.0", "id": n, "method": method} for n, method in enumerate(methods)]
         answers = await node.post(batch)
-        assert [one["id"] for one in answers] == [0, 1, 2]
+        assert [answer["id"] for answer in answers] == [0, 1, 2]
         assert answers[1]["error"]["code"] == -32601
         assert answers[2]["result"] == hex(41)
         assert node.server.exchanges == 1
@@ -185,8 +185,8 @@ async def test_sockets_receive_each_new_head_until_they_freeze() -> None:
         assert node.server.subscriptions == 1
         made = [chain.mine(), *chain.reorg(1, [[], []])]
         reported = [(await socket.receive_json())["params"] for _ in made]
-        assert [one["subscription"] for one in reported] == [name] * 3
-        assert [(one["result"]["number"], one["result"]["hash"]) for one in reported] == [
+        assert [line["subscription"] for line in reported] == [name] * 3
+        assert [(line["result"]["number"], line["result"]["hash"]) for line in reported] == [
             (hex(block.number), "0x" + block.hash.hex()) for block in made
         ]
         node.server.frozen = True
@@ -334,7 +334,7 @@ def block_differs(number: int) -> Check:
 
 async def logs_differ(node: Client) -> bool:
     query = {"fromBlock": "0x1", "toBlock": "0x5"}
-    right = [node.server.node.log_json(one) for one in node.server.node.logs(query)]
+    right = [node.server.node.log_json(log) for log in node.server.node.logs(query)]
     return bool(await node.result("eth_getLogs", query) != right)
 
 
@@ -378,7 +378,7 @@ async def test_a_faulty_node_is_faulty_in_the_same_way_with_the_same_seed() -> N
             answers = [
                 await node.result("eth_getLogs", {"fromBlock": "0x1", "toBlock": hex(1 + n % 4)}) for n in range(60)
             ]
-            return [len(one) for one in answers]
+            return [len(answer) for answer in answers]
 
     first = await run(1)
     assert first == await run(1)

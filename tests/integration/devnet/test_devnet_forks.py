@@ -98,7 +98,7 @@ def test_without_a_fork_nothing_changes_and_a_branch_keeps_the_schedule() -> Non
     for chain in (plain, forked):
         for _ in range(4):
             chain.mine()
-    assert [one.hash for one in plain.blocks(0, 2)] == [one.hash for one in forked.blocks(0, 2)]
+    assert [block.hash for block in plain.blocks(0, 2)] == [block.hash for block in forked.blocks(0, 2)]
     assert plain.blocks(3, 3)[0].hash != forked.blocks(3, 3)[0].hash
     branch = forked.fork(1, seed=6)
     branch.mine()

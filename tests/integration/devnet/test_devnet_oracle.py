@@ -62,7 +62,7 @@ def test_the_sample_is_written_again_byte_for_byte() -> None:
     assert report_file(tree, values, fees, reference, file["prevTreeCID"]) == sample
     assert cid_of(sample) == reported["cid"]
     assert "0x" + tree.root.hex() == reported["event"]["root"]
-    found = {to_checksum_address(one.vault): "0x" + tree.calldata(one).hex() for one in values}
+    found = {to_checksum_address(value.vault): "0x" + tree.calldata(value).hex() for value in values}
     assert found == reported["calldata_by_vault"]
 
 
@@ -88,9 +88,9 @@ def test_trees_and_proofs_of_every_size_hold_in_the_core(count: int) -> None:
     values = [VaultValues(bytes([at]) * 20, at, at * 10**18, 0, at, 2**256 - 1 - at) for at in range(count)]
     tree = Tree(values)
     assert len(tree.nodes) == 2 * count - 1
-    for one in values:
-        assert tree.nodes[tree.place(one)] == one.leaf
-        *head, proof = decode(["address", *["uint256"] * 5, "bytes32[]"], tree.calldata(one)[4:])
+    for value in values:
+        assert tree.nodes[tree.place(value)] == value.leaf
+        *head, proof = decode(["address", *["uint256"] * 5, "bytes32[]"], tree.calldata(value)[4:])
         leaf = merkle.leaf_hash(Address(bytes.fromhex(head[0][2:])), head[1:])
         assert merkle.verify(Hash32(tree.root), leaf, [Hash32(node) for node in proof])
 
@@ -101,7 +101,7 @@ def test_trees_and_proofs_of_every_size_hold_in_the_core(count: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_deck_holds_every_kind_of_publication(seed: int) -> None:
     simulation = reporting(seed)
-    own, vaults = of_the_oracle(simulation), {one.address for one in simulation.registrations}
+    own, vaults = of_the_oracle(simulation), {registration.address for registration in simulation.registrations}
     sizes = [len(one.calldata) for one in own if one.cid]
     assert [one for one in own if not one.cid and one.root == bytes(32) and not one.calldata]
     assert len(vaults) - 1 in sizes and len(vaults) in sizes

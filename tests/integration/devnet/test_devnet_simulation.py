@@ -119,18 +119,20 @@ def test_the_same_seed_gives_the_same_simulation() -> None:
 
 def kinds_of(acts: tuple[Act, ...], simulation: Simulation) -> set[str]:
     """The kinds of the specification's list that a transaction belongs to."""
-    accounts = {one.address: one.account_id for one in reversed(simulation.registrations)}
-    queues = {one.queue for one in simulation.registrations}
+    accounts = {registration.address: registration.account_id for registration in reversed(simulation.registrations)}
+    queues = {registration.queue for registration in simulation.registrations}
     funders = [act.vault if isinstance(act, Funding) else act.emitter for act in acts if not isinstance(act, Claim)]
     claims = [act for act in acts if isinstance(act, Claim)]
-    kinds = {f"{len(funders)} fundings"} if all(one in accounts for one in funders) else {"foreign funding"}
+    kinds = {f"{len(funders)} fundings"} if all(funder in accounts for funder in funders) else {"foreign funding"}
     if funders and funders[0] not in accounts and set(funders) & accounts.keys():
         kinds.add("foreign emitter first")
     if any(count > 1 for count in Counter(funders).values()):
         kinds.add("same vault twice")
-    if len({one for one in funders if one in accounts}) > len({accounts.get(one) for one in funders} - {None}):
+    if len({funder for funder in funders if funder in accounts}) > len(
+        {accounts.get(funder) for funder in funders} - {None}
+    ):
         kinds.add("two vaults of one account")
-    if len({accounts[one] for one in funders if one in accounts}) > 1:
+    if len({accounts[funder] for funder in funders if funder in accounts}) > 1:
         kinds.add("two accounts")
     ours = [claim for claim in claims if claim.queue in queues]
     kinds |= {"batch claim"} if len(ours) > 1 else set()
@@ -156,10 +158,10 @@ def test_every_simulation_contains_every_awkward_transaction() -> None:
 def test_vaults_are_funded_in_the_block_that_creates_them() -> None:
     simulation = Simulation(2)
     added = simulation.add_vault("acme", "acme-new")
-    for one in simulation.registrations:
-        created = next(n for n in range(3) if simulation.chain.has_code(one.address, n))
+    for registration in simulation.registrations:
+        created = next(n for n in range(3) if simulation.chain.has_code(registration.address, n))
         funded = [placed.log.address for placed in simulation.chain.logs(created, created)]
-        assert one.address in funded
+        assert registration.address in funded
     assert added.first_block == simulation.chain.head.number
     assert any(body for key, body in simulation.expected(through=2).items() if b"acme-new" in body)
 

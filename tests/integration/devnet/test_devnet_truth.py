@@ -86,7 +86,7 @@ def with_times(simulation: Simulation, vault: Vault) -> Vault:
         block = None if number is None else simulation.chain.block(number)
         return None if block is None else block.timestamp_s
 
-    spans = [replace(one, first_time_s=time_s(one.first), last_time_s=time_s(one.last)) for one in vault.spans]
+    spans = [replace(span, first_time_s=time_s(span.first), last_time_s=time_s(span.last)) for span in vault.spans]
     return replace(vault, spans=tuple(spans))
 
 
@@ -121,9 +121,12 @@ def validator_events_by_core(simulation: Simulation, registrations: list[Registr
             block.timestamp_s,
             tuple(
                 withdrawals.Withdrawal(
-                    one.index, ValidatorIndex(one.validator_index), Address(one.address), one.amount_gwei
+                    withdrawal.index,
+                    ValidatorIndex(withdrawal.validator_index),
+                    Address(withdrawal.address),
+                    withdrawal.amount_gwei,
                 )
-                for one in block.withdrawals
+                for withdrawal in block.withdrawals
             ),
         )
         for block in simulation.chain.blocks(0, final.number)
@@ -131,7 +134,7 @@ def validator_events_by_core(simulation: Simulation, registrations: list[Registr
     ]
     withdrawals.last_index_after(blocks, None)
     vaults = frozenset(vault.address for vault in registry.vaults)
-    pubkeys: dict[int, Pubkey] = {one.index: one.pubkey for one in records}
+    pubkeys: dict[int, Pubkey] = {record.index: record.pubkey for record in records}
     observations = [
         *validators.observe(records, Span(0, head), chain_time),
         *withdrawals.fold(blocks, vaults, pubkeys, chain_time),
@@ -222,10 +225,10 @@ async def served_events(
                     found.append((account_id, event_id, at_s * 1000, {**head_of_payload, "epoch": epoch}))
         of_epochs: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         for number in range(final + 1):
-            for one in blocks[number]["withdrawals"]:
-                if one["address"] == "0x" + address.hex() and int(one["validatorIndex"], 16) < 2**40:
-                    key = (int(one["validatorIndex"], 16), epoch_at(number))
-                    of_epochs[key].append((number, int(one["amount"], 16)))
+            for withdrawal in blocks[number]["withdrawals"]:
+                if withdrawal["address"] == "0x" + address.hex() and int(withdrawal["validatorIndex"], 16) < 2**40:
+                    key = (int(withdrawal["validatorIndex"], 16), epoch_at(number))
+                    of_epochs[key].append((number, int(withdrawal["amount"], 16)))
         for (index, epoch), entries in of_epochs.items():
             number = entries[-1][0]
             if epoch < epoch_at(final) and first <= number and (last is None or number <= last):
@@ -403,5 +406,5 @@ def test_every_vault_of_an_address_gets_its_own_event() -> None:
     mine(beacon, 20)
     south = Registration("borealis", "south", VAULT, None, 1)
     found = truth(beacon, NORTH._replace(first_block=1), south)
-    assert {one["staking_vault_id"] for one in found.values()} == {"north", "south"}
+    assert {item["staking_vault_id"] for item in found.values()} == {"north", "south"}
     assert found.keys() == {"validator_exited_acme_0", "validator_exited_borealis_0"}

@@ -78,20 +78,20 @@ def test_the_contract_emits_the_log_of_the_devnet(chain: evm.Chain, lazy_oracle:
 
 def test_every_calldata_is_accepted_once(chain: evm.Chain, lazy_oracle: bytes) -> None:
     applied = 0
-    for one in publications():
-        publish(chain, lazy_oracle, one)
-        for vault, calldata in one.calldata:
+    for publication in publications():
+        publish(chain, lazy_oracle, publication)
+        for vault, calldata in publication.calldata:
             assert outcome(chain, lazy_oracle, calldata) == b""
             chain.send(lazy_oracle, calldata)
             stamped = outcome(chain, lazy_oracle, evm.call_data("appliedTimestamp(address)", vault))
-            assert int.from_bytes(stamped) == one.timestamp_s
+            assert int.from_bytes(stamped) == publication.timestamp_s
             assert outcome(chain, lazy_oracle, calldata) == FRESH_ENOUGH
             applied += 1
     assert applied > 50
 
 
 def test_no_changed_byte_and_no_other_proof_is_accepted(chain: evm.Chain, lazy_oracle: bytes) -> None:
-    one = next(one for one in publications() if len(one.calldata) > 1)
+    one = next(publication for publication in publications() if len(publication.calldata) > 1)
     publish(chain, lazy_oracle, one)
     (_, calldata), (_, other) = one.calldata[:2]
     words_of_values = range(4 + 31, VALUES_END, 32)
@@ -124,7 +124,7 @@ async def test_the_calldata_of_our_events_is_accepted_and_reverts_with_a_reason_
     """What a webhook carries: made from the file and the log as the resolver does, called as `simulate` does."""
     simulation = Simulation(5, report_every=4)
     simulation.history(60)
-    older, newer = [one for one in publications() if one.cid][:2]
+    older, newer = [publication for publication in publications() if publication.cid][:2]
     oracle = Address(lazy_oracle)
     async with ExecutionChain([chain.url], head=HeadPolicy()) as node:
         publish(chain, lazy_oracle, older)
@@ -132,11 +132,11 @@ async def test_the_calldata_of_our_events_is_accepted_and_reverts_with_a_reason_
         report = read_report(simulation.report_files[older.cid], log)
         seen = observe(report, log, report.vaults)
         theirs = dict(older.calldata)
-        assert theirs.keys() <= {one.address for one in seen}
-        for one in seen:
-            assert isinstance(one.payload, ReportUpdateAvailable)
-            assert theirs.get(one.address, one.payload.calldata) == one.payload.calldata
-            assert await node.call(oracle, one.payload.calldata, chain.number()) == b""
+        assert theirs.keys() <= {item.address for item in seen}
+        for item in seen:
+            assert isinstance(item.payload, ReportUpdateAvailable)
+            assert theirs.get(item.address, item.payload.calldata) == item.payload.calldata
+            assert await node.call(oracle, item.payload.calldata, chain.number()) == b""
         first = seen[0].payload
         assert isinstance(first, ReportUpdateAvailable)
         tampered = first.calldata[:-1] + bytes([first.calldata[-1] ^ 1])

@@ -156,7 +156,7 @@ async def test_a_receiver_that_refuses_each_first_attempt_gets_everything(
         async with asyncio.timeout(25):
             await commit(outbox, *(funding(number) for number in range(60)))
             await until(any_database, {"delivered": 60})
-    assert Counter(Counter(one.webhook_id for one in hook.ledger).values()) == {2: 60}
+    assert Counter(Counter(request.webhook_id for request in hook.ledger).values()) == {2: 60}
     assert await values(any_database, "select failures + parks from webhooks") == [0]
 
 

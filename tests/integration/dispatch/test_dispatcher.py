@@ -73,15 +73,15 @@ async def test_what_arrives_is_the_stored_row_signed_for_its_receiver(
         await commit(box, *(funding(number) for number in range(20)))
         await until(any_database, {"delivered": 40})
     for hook in hooks:
-        assert {one.webhook_id: one.body for one in hook.accepted} == await bodies(any_database)
+        assert {request.webhook_id: request.body for request in hook.accepted} == await bodies(any_database)
         assert len(hook.ledger) == 20
-        assert all(one.verified for one in hook.ledger)
-        for one in hook.ledger:
-            assert one.headers["content-type"] == "application/json"
-            assert one.headers["x-vaultevents-attempt"] == "1"
-            assert abs(int(one.headers["webhook-timestamp"]) - time.time()) < 30
+        assert all(request.verified for request in hook.ledger)
+        for request in hook.ledger:
+            assert request.headers["content-type"] == "application/json"
+            assert request.headers["x-vaultevents-attempt"] == "1"
+            assert abs(int(request.headers["webhook-timestamp"]) - time.time()) < 30
             assert hook.secret is not None
-            assert one.headers["x-signature"] == hmac.digest(hook.secret.encode(), one.body, "sha256").hex()
+            assert request.headers["x-signature"] == hmac.digest(hook.secret.encode(), request.body, "sha256").hex()
     assert receivers.unexpected == []
     attempts = await rows(any_database, "select distinct status, error, address, number from attempts")
     assert attempts == [{"status": 200, "error": None, "address": "127.0.0.1", "number": 1}]
@@ -96,13 +96,13 @@ async def test_a_failure_is_tried_again_by_schedule_with_the_same_id_and_body(
         await commit(box, funding(1))
         await until(any_database, {"delivered": 1})
     first, second, third = hook.ledger
-    assert {(one.webhook_id, one.body) for one in hook.ledger} == set((await bodies(any_database)).items())
-    assert [one.headers["x-vaultevents-attempt"] for one in hook.ledger] == ["1", "2", "3"]
-    assert all(one.verified for one in hook.ledger)
+    assert {(request.webhook_id, request.body) for request in hook.ledger} == set((await bodies(any_database)).items())
+    assert [request.headers["x-vaultevents-attempt"] for request in hook.ledger] == ["1", "2", "3"]
+    assert all(request.verified for request in hook.ledger)
     assert second.at_s - first.at_s >= 0.3
     assert third.at_s - second.at_s >= 0.5
     attempts = await rows(any_database, "select status, error from attempts order by number")
-    assert [tuple(one.values()) for one in attempts] == [(500, None), (None, "reset"), (204, None)]
+    assert [tuple(attempt.values()) for attempt in attempts] == [(500, None), (None, "reset"), (204, None)]
 
 
 async def test_after_the_last_delay_a_delivery_is_exhausted(any_database: Database, receivers: Receivers) -> None:
@@ -112,7 +112,9 @@ async def test_after_the_last_delay_a_delivery_is_exhausted(any_database: Databa
         await commit(box, funding(1), funding(2))
         await until(any_database, {"exhausted": 2})
         await asyncio.sleep(0.3)
-    assert Counter(one.webhook_id for one in hook.ledger) == Counter(dict.fromkeys(await bodies(any_database), 4))
+    assert Counter(request.webhook_id for request in hook.ledger) == Counter(
+        dict.fromkeys(await bodies(any_database), 4)
+    )
     assert set(await values(any_database, "select excerpt from attempts")) == {"out of order"}
 
 
@@ -141,7 +143,7 @@ async def test_a_receiver_that_asks_for_a_pause_gets_it_for_everything(
         await until(any_database, {"delivered": 2, "scheduled": 2})
         await commit(box, funding(3))
         await until(any_database, {"delivered": 6})
-    assert [one.at_s - hook.ledger[0].at_s >= 1 for one in hook.ledger] == [False, True, True, True]
+    assert [request.at_s - hook.ledger[0].at_s >= 1 for request in hook.ledger] == [False, True, True, True]
     assert len(other.accepted) == 3
 
 
@@ -154,11 +156,11 @@ async def test_flaky_receivers_get_everything_in_the_end(any_database: Database,
     ]
     async with dispatching(any_database, receivers.ca_path, schedule_s=(0.02,) * 15):
         for number in range(0, 60, 10):
-            await commit(box, *(funding(number + one) for one in range(10)))
+            await commit(box, *(funding(number + index) for index in range(10)))
         await until(any_database, {"delivered": 240})
     for hook in hooks:
         assert len(hook.ledger) > len(hook.accepted) == 60
-        assert {one.webhook_id: one.body for one in hook.accepted} == await bodies(any_database)
+        assert {request.webhook_id: request.body for request in hook.accepted} == await bodies(any_database)
         assert hook.bad_signatures == 0
     assert receivers.unexpected == []
 
@@ -176,7 +178,7 @@ async def test_a_receiver_that_hangs_stops_no_other(any_database: Database, rece
         assert set(await values(any_database, "select status from attempts")) == {200}  # all of the others still hang
     assert await states(any_database) == {"scheduled": 20, "delivered": 20}
     kept = await rows(any_database, "select status, error, count(*)::int as n from attempts group by 1, 2 order by 1")
-    assert [tuple(one.values()) for one in kept] == [(200, None, 20), (None, "timeout", 20)]
+    assert [tuple(item.values()) for item in kept] == [(200, None, 20), (None, "timeout", 20)]
 
 
 async def test_deliveries_are_signed_with_the_time_of_the_database(
@@ -192,7 +194,7 @@ async def test_deliveries_are_signed_with_the_time_of_the_database(
         await shift_clock(any_database, 0)
         await commit(box, funding(2))
         await until(any_database, {"delivered": 2})
-    ahead_s = [int(one.headers["webhook-timestamp"]) - time.time() for one in hook.accepted]
+    ahead_s = [int(request.headers["webhook-timestamp"]) - time.time() for request in hook.accepted]
     assert 180 < ahead_s[0] < 220
     assert -20 < ahead_s[1] < 20
     started_at = await values(
@@ -247,7 +249,7 @@ async def pass_through(database: Database, gate: Gate, number: int) -> Outbox:
     """A webhook that posts to the gate, and `number` deliveries for it."""
     box = await simple_simulation(database)
     await webhook(database, url=f"{await gate.start()}/")
-    await commit(box, *(funding(one) for one in range(number)))
+    await commit(box, *(funding(index) for index in range(number)))
     return box
 
 
@@ -404,7 +406,7 @@ async def test_killed_connections_lose_nothing(
             await kill_all(any_postgres, name)
         await until(lone_database, {"delivered": 300})
     await assert_delivered(lone_database, 300)
-    assert {one.webhook_id: one.body for one in hook.accepted} == await bodies(lone_database)
+    assert {request.webhook_id: request.body for request in hook.accepted} == await bodies(lone_database)
     assert len(hook.ledger) <= 300 + 4 * 16  # rule P5: at most what was in flight, once more each
 
 
@@ -442,9 +444,11 @@ async def test_two_dispatchers_share_the_work_and_post_everything_once(
         dispatching(any_database, receivers.ca_path, concurrency=16, seed=2),
     ):
         for number in range(0, 500, 100):
-            await commit(box, *(funding(number + one) for one in range(100)))
+            await commit(box, *(funding(number + index) for index in range(100)))
         await until(any_database, {"delivered": 500})
-    assert Counter(one.webhook_id for one in hook.ledger) == Counter(dict.fromkeys(await bodies(any_database), 1))
+    assert Counter(request.webhook_id for request in hook.ledger) == Counter(
+        dict.fromkeys(await bodies(any_database), 1)
+    )
 
 
 async def test_work_that_a_dead_process_held_is_done_when_its_lease_ends(

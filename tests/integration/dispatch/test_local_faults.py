@@ -169,7 +169,7 @@ async def test_a_fault_of_this_host_costs_no_attempt_and_no_health(
         async with asyncio.timeout(WAIT_TIMEOUT_S):
             while await values(database, "select status from resends") != [200]:
                 await asyncio.sleep(0.01)
-    assert {one.headers["x-vaultevents-attempt"] for one in hook.ledger} == {"1"}
+    assert {request.headers["x-vaultevents-attempt"] for request in hook.ledger} == {"1"}
     assert len(hook.ledger) == 21
     assert await values(database, "select distinct number from attempts") == [1]
     assert len(await bodies(database)) == 20

@@ -45,7 +45,7 @@ async def receivers(tmp_path: Path) -> AsyncIterator[Receivers]:
 async def signing(database: Database) -> list[str]:
     """The secrets with which the next delivery would be signed, newest first."""
     (delivery,) = (await take(database, 1)).deliveries
-    return [open_sealed(KEY, one.sealed, delivery.webhook_id).reveal() for one in delivery.target.secrets]
+    return [open_sealed(KEY, secret.sealed, delivery.webhook_id).reveal() for secret in delivery.target.secrets]
 
 
 async def number_of_secrets(database: Database) -> int:
@@ -218,7 +218,7 @@ async def test_under_load_each_delivery_verifies_with_a_secret_that_was_valid_th
             await asyncio.sleep(0.01)
         over = len(hook.ledger) + PER_WEBHOOK
         await hook.arrivals(over + 30)
-    signed = [(verifies(one.secret, each), verifies(newer, each)) for each in hook.ledger]
+    signed = [(verifies(one.secret, request), verifies(newer, request)) for request in hook.ledger]
     assert set(signed[:before]) == {(True, False)}
     assert set(signed[rotated:ending]) == {(True, True)}
     assert set(signed[over:]) == {(False, True)}
@@ -234,5 +234,5 @@ async def test_what_was_unsealed_before_does_not_sign_after_a_change(database: D
         newer, _ = await rotate(database, one, 0)
         await commit(box, funding(2))
         await hook.arrivals(2)
-    signed = [(verifies(one.secret, each), verifies(newer, each)) for each in hook.ledger]
+    signed = [(verifies(one.secret, request), verifies(newer, request)) for request in hook.ledger]
     assert signed == [(True, False), (False, True)]

@@ -237,7 +237,7 @@ async def test_an_answer_split_at_any_byte_is_the_same_reply(answer: bytes, auth
 
     async with receiving(split, authority.server(NAME)) as receiver, sender(authority) as sending:
         replies = [await sending.send(receiver.url, BODY, HEADERS) for _ in range(len(answer))]
-        assert len({(one.status, one.error, one.retry_after, one.excerpt) for one in replies}) == 1
+        assert len({(reply.status, reply.error, reply.retry_after, reply.excerpt) for reply in replies}) == 1
         assert replies[0].excerpt == "hello"
         assert receiver.connections == 1
 
@@ -316,7 +316,7 @@ async def test_a_status_without_a_body_has_none(status: int, authority: Authorit
     for answer, connections in ((bare, 1), (bare + b"hello", 2)):
         async with receiving(answer, authority.server(NAME)) as receiver, sender(authority) as sending:
             replies = [await sending.send(receiver.url, BODY, HEADERS) for _ in range(2)]
-            assert {(one.status, one.excerpt) for one in replies} == {(status, "")}
+            assert {(reply.status, reply.excerpt) for reply in replies} == {(status, "")}
             assert receiver.connections == connections
 
 

@@ -66,7 +66,7 @@ def in_javascript(secret: str, received: Sequence[Received]) -> list[Verdict]:
         command, cwd=evm.CONTRACTS, input=json.dumps(asked), capture_output=True, text=True, check=False, timeout=30
     )
     assert done.returncode == 0, done.stderr
-    return [Verdict(**one) for one in json.loads(done.stdout)]
+    return [Verdict(**load) for load in json.loads(done.stdout)]
 
 
 @pytest.fixture(params=[in_python, in_javascript])

@@ -336,11 +336,11 @@ async def full_house(database: Database) -> None:
         async with action(database, customer.grant()) as connection:
             await resends.request_test(connection, name, subscription.id, "test", b"{}")
     await commit(outbox, funding(1))
-    await deliveries.settle(database, [settlement(one) for one in (await take(database)).deliveries])
+    await deliveries.settle(database, [settlement(delivery) for delivery in (await take(database)).deliveries])
     await shift_clock(database, 2 * 24 * 3600)
     await prune(database, timedelta(days=1), pause_s=0)
     await commit(outbox, funding(2))
-    await deliveries.settle(database, [settlement(one) for one in (await take(database)).deliveries])
+    await deliveries.settle(database, [settlement(delivery) for delivery in (await take(database)).deliveries])
     await commit(outbox, funding(3))
     await take(database)
 

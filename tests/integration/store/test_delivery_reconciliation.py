@@ -78,7 +78,7 @@ async def test_each_broken_rule_is_seen(database: Database, problem: str) -> Non
         for forgery in BROKEN[problem]:
             await connection.execute(forgery)
         found = await audit(connection)
-    assert problem in {one.problem for one in found.breaches}
+    assert problem in {breach.problem for breach in found.breaches}
 
 
 async def test_a_delivery_to_a_filter_that_did_not_match_was_never_due(any_database: Database) -> None:
@@ -89,7 +89,7 @@ async def test_a_delivery_to_a_filter_that_did_not_match_was_never_due(any_datab
     async with any_database.transaction() as connection:
         await connection.execute("update deliveries set webhook_id = $1", other.id)
         found = await audit(connection)
-    assert {(one.webhook_id == other.id, one.problem) for one in found.breaches} == {
+    assert {(breach.webhook_id == other.id, breach.problem) for breach in found.breaches} == {
         (True, "was never due"),
         (False, "is missing"),
     }

@@ -172,8 +172,10 @@ async def test_webhooks_with_slots_of_their_own_have_these_and_closed_accounts_g
     async def shares(limits: Limits) -> Counter[str]:
         found = await claim(any_database, ClaimRequest(500, uuid4(), LEASE_S, limits=limits))
         first.extend(found.deliveries)
-        assert {one.target.account_id for one in found.deliveries if one.webhook_id == other.id} <= {"umbra"}
-        return Counter(one.webhook_id for one in found.deliveries)
+        assert {delivery.target.account_id for delivery in found.deliveries if delivery.webhook_id == other.id} <= {
+            "umbra"
+        }
+        return Counter(delivery.webhook_id for delivery in found.deliveries)
 
     assert await shares(Limits({grown.id: 25}, ("umbra",))) == {grown.id: 25, plain.id: 10}
     assert await shares(NO_LIMITS) == {other.id: 10}

@@ -290,7 +290,7 @@ async def test_an_account_reads_the_vaults_that_it_has_now(any_database: Databas
     async with any_database.of_account("acme") as connection:
         found = await accounts.vaults_of(connection, "acme")
         assert await accounts.vaults_of(connection, "globex") == []
-    assert [(one.id, one.address, one.queue, one.spans[-1].first) for one in found] == [
+    assert [(item.id, item.address, item.queue, item.spans[-1].first) for item in found] == [
         ("V-C", address("V-C"), None, 3),  # capitals first, as Python compares, wherever the database was made
         ("v-a", address("v-a"), None, 30),
         ("v-b", address("v-b"), address("q"), 7),

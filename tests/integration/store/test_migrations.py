@@ -43,7 +43,7 @@ async def applied(database: Database) -> list[dict[str, Any]]:
 
 async def test_a_fresh_schema_gets_every_migration(any_database: Database) -> None:
     assert {"events", "deliveries", "webhooks", "cursors", "migrations"} <= await tables(any_database)
-    assert [row["name"] for row in await applied(any_database)] == [one.name for one in migrations()]
+    assert [row["name"] for row in await applied(any_database)] == [migration.name for migration in migrations()]
     overview = await status.read(any_database)
     assert (overview.accounts, overview.events, overview.cursors, overview.oldest_pending_s) == (0, 0, (), None)
 

@@ -83,7 +83,7 @@ async def test_events_deliveries_and_the_cursor_move_together(any_database: Data
     await assert_ledger(any_database)
     overview = await status.read(any_database)
     assert (overview.events, overview.webhooks, overview.deliveries) == (3, 1, {"scheduled": 3})
-    assert [(one.stream, one.kind, one.position) for one in overview.cursors] == [("logs", "live", 11)]
+    assert [(cursor.stream, cursor.kind, cursor.position) for cursor in overview.cursors] == [("logs", "live", 11)]
 
 
 BREAKS = {
@@ -230,7 +230,7 @@ async def test_each_webhook_receives_what_its_filters_let_through(any_database: 
     }
     assert len(names) == 6
     for webhook_id, expected in {**wanted, deleted.id: set[str]()}.items():
-        assert {names[one] for one in await deliveries_of(any_database, webhook_id)} == expected, webhook_id
+        assert {names[delivery] for delivery in await deliveries_of(any_database, webhook_id)} == expected, webhook_id
     await assert_ledger(any_database)
 
 
@@ -390,10 +390,10 @@ async def test_writers_of_the_same_events_in_another_order_never_deadlock(any_da
     box = await simple_simulation(any_database)
     await webhook(any_database)
     for number in range(20):
-        seen = [funding(200 * number + one) for one in range(200)]
+        seen = [funding(200 * number + index) for index in range(200)]
         done = await two_writers(any_database, box, seen)
-        assert {one.inserted for one in done if isinstance(one, Committed)} == {0, 200}
-        assert {one.identical for one in done if isinstance(one, Committed)} == {0, 200}
+        assert {outcome.inserted for outcome in done if isinstance(outcome, Committed)} == {0, 200}
+        assert {outcome.identical for outcome in done if isinstance(outcome, Committed)} == {0, 200}
     await assert_ledger(any_database)
 
 
@@ -420,7 +420,7 @@ def tx_hash_text(observation: Observation) -> str:
 async def test_writers_that_meet_in_the_middle_go_on(any_database: Database) -> None:
     box = await simple_simulation(any_database)
     done = await two_writers_that_meet(any_database, box)
-    assert {one.inserted for one in done if isinstance(one, Committed)} == {0, 21}
+    assert {outcome.inserted for outcome in done if isinstance(outcome, Committed)} == {0, 21}
 
 
 async def test_the_deadlock_would_be_seen(any_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

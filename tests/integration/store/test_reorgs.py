@@ -100,7 +100,7 @@ async def test_what_was_not_sent_is_withdrawn_and_comes_back_with_the_new_block(
     committed = await seen(outbox, 5, funding(0, block=5), funding(1, block=5), branch="b")
     assert committed == Committed(0, 2)
     assert await states(any_database) == {"scheduled": 2, "withdrawn": 1}
-    assert {one.body for one in (await take(any_database)).deliveries} == {
+    assert {delivery.body for delivery in (await take(any_database)).deliveries} == {
         await body_of(outbox, funding(number, block=5)) for number in (0, 1)
     }
     assert await values(any_database, "select count(*)::int from events where orphaned_at is not null") == [1]

@@ -357,7 +357,7 @@ async def test_a_recovery_ends_the_pause_that_a_receiver_asked_for(
     assert await values(any_database, "select paused_until from webhooks") == [None, None]
     async with resending(any_database, receivers.ca_path):
         await until_done(any_database)
-    assert [one.webhook_id for one in hook.ledger] == [refused.event_id]
+    assert [request.webhook_id for request in hook.ledger] == [refused.event_id]
     assert [one.webhook_id for one in (await take(any_database)).deliveries if one.webhook_id == made.id] == [made.id]
 
 
@@ -426,7 +426,7 @@ async def test_resends_beside_the_dispatcher_lose_and_double_nothing(database: D
                     await asyncio.sleep(0.01)
         stop.set()
         await asyncio.wait_for(task, WAIT_TIMEOUT_S)
-    assert {one.webhook_id for one in hook.accepted} == set(event_ids)
+    assert {request.webhook_id for request in hook.accepted} == set(event_ids)
     assert await values(database, "select count(*)::int from queue") == [0]
     await assert_ledger(database)
 
@@ -471,9 +471,9 @@ async def test_an_unfinished_request_without_its_queue_row_is_a_breach(
         await connection.execute("delete from queue")
         for account_id in (None, "acme"):
             found = await audit(connection, account_id)
-            assert {(one.webhook_id, one.event_id is None) for one in found.breaches} == {
+            assert {(breach.webhook_id, breach.event_id is None) for breach in found.breaches} == {
                 (made.id, False),
                 (made.id, True),
                 (other.id, False),
             }
-            assert {one.problem for one in found.breaches} == {"a resend is unfinished, but not in the queue"}
+            assert {breach.problem for breach in found.breaches} == {"a resend is unfinished, but not in the queue"}

@@ -68,7 +68,7 @@ async def next_event_is(database: Database, seq: int) -> None:
 
 
 async def accept(database: Database) -> None:
-    await settle(database, [settlement(one) for one in (await take(database)).deliveries])
+    await settle(database, [settlement(delivery) for delivery in (await take(database)).deliveries])
 
 
 async def pruned_seqs(database: Database) -> list[int]:
@@ -144,7 +144,7 @@ async def test_a_row_that_was_deleted_by_hand_is_still_missing(database: Databas
         await connection.execute("delete from deliveries where event_seq = $1", seq)
     assert await prune(database) == Pruned(8, 8, 0)
     found = await proof(database)
-    assert [(one.event_id, one.problem) for one in found.breaches] == [(event_id, "is missing")]
+    assert [(breach.event_id, breach.problem) for breach in found.breaches] == [(event_id, "is missing")]
 
 
 FORGERIES = {
@@ -170,7 +170,7 @@ async def test_each_false_memory_is_seen(database: Database, problem: str) -> No
     async with database.transaction() as connection:
         await connection.execute(FORGERIES[problem])
         found = await ledger_problems(connection)
-    assert any(one.endswith(problem) for one in found), found
+    assert any(item.endswith(problem) for item in found), found
 
 
 async def test_killed_in_the_middle_it_goes_on_where_it_was(database: Database) -> None:
@@ -209,8 +209,8 @@ async def test_what_finishes_meanwhile_stays(database: Database) -> None:
     await shift_clock(database, LATER_S)
 
     async def finish() -> None:
-        for one in claim.deliveries:
-            await settle(database, [settlement(one)])
+        for delivery in claim.deliveries:
+            await settle(database, [settlement(delivery)])
 
     pruned, _ = await asyncio.gather(prune(database, 1), finish())
     assert pruned == Pruned()

@@ -100,7 +100,7 @@ async def revisions(database: Database) -> int:
 async def deliver(database: Database) -> list[Delivery]:
     """Delivers all that is due."""
     claimed = list((await take(database)).deliveries)
-    await settle(database, [settlement(one) for one in claimed])
+    await settle(database, [settlement(delivery) for delivery in claimed])
     return claimed
 
 

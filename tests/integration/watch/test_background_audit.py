@@ -62,7 +62,7 @@ class Forgetful(Node):
     def logs(self, query: Any) -> list[PlacedLog]:
         found = super().logs(query)
         is_range = "blockHash" not in query and query["fromBlock"] != query["toBlock"]
-        return [one for one in found if not (is_range and one.block.number in GAP)]
+        return [item for item in found if not (is_range and item.block.number in GAP)]
 
 
 def forgetful(simulation: Simulation) -> ExecutionServer:
@@ -107,7 +107,7 @@ async def test_what_a_lone_node_hid_from_the_backfill_is_stored_once_and_deliver
         assert await rows(any_database) == made.expected()
         assert {line["event"] for line in reported} == {"events_were_missing"}
         assert sum(line["number"] for line in reported) == len(hidden)
-        assert {one for line in reported for one in line["ids"]} <= {event_id for _, event_id in hidden}
+        assert {item_id for line in reported for item_id in line["ids"]} <= {event_id for _, event_id in hidden}
         await assert_ledger(any_database)
         due = [event_id for account, event_id in made.expected() if account == "acme"]
         sent = await values(any_database, "select e.id from deliveries d join events e on e.seq = d.event_seq")
@@ -238,7 +238,7 @@ async def test_published_reports_are_audited_likewise(database: Database) -> Non
         assert sorted(line["event"] for line in reported) == [
             *("events_differ", "events_were_missing", "events_were_missing", "events_without_log")
         ]
-        assert any(f"report in block {lost}, " in one for line in reported for one in line["ids"])
+        assert any(f"report in block {lost}, " in item_id for line in reported for item_id in line["ids"])
         pending = await values(database, "select state from reports where block_number = $1", lost)
         assert pending == ["pending"]
 
@@ -258,10 +258,10 @@ async def test_it_waits_for_backfills_and_finality_and_goes_back_for_a_vault_add
         made.chain.finalized = At(70)
         assert await audited(source, outbox) == []
         assert (await audit_of(source, outbox)).position == 70
-        for one in later:
-            await add_vault(database, one)
+        for registration in later:
+            await add_vault(database, registration)
         held = await audit_of(source, outbox)
-        assert (held.position, held.anchor) == (min(one.first_block for one in later) - 1, None)
+        assert (held.position, held.anchor) == (min(registration.first_block for registration in later) - 1, None)
         assert await audited(source, outbox) == []
         assert await audit_of(source, outbox) == held
         made.chain.finalized = Lag(2)

@@ -114,9 +114,9 @@ class ByNumber(LogsSource):
 async def attempt_some(database: Database) -> dict[tuple[str, str], bytes]:
     """One attempt succeeds, one fails, and one is under way for good; by webhook and event what was sent."""
     taken = (await claim(database, ClaimRequest(3, uuid4(), LEASE_S))).deliveries
-    await settle(database, [settlement(one) for one in taken[:1]])
-    await settle(database, [settlement(one, "scheduled", 500, after_s=0.0) for one in taken[1:2]])
-    return {(one.webhook_id, one.event_id): one.body for one in taken}
+    await settle(database, [settlement(delivery) for delivery in taken[:1]])
+    await settle(database, [settlement(delivery, "scheduled", 500, after_s=0.0) for delivery in taken[1:2]])
+    return {(delivery.webhook_id, delivery.event_id): delivery.body for delivery in taken}
 
 
 async def test_reorganisations_of_every_depth_leave_what_the_chain_says(database: Database) -> None:
@@ -223,8 +223,8 @@ async def test_a_backfill_that_is_open_gives_its_end_to_the_live_cursor(database
     outbox = Outbox(database)
     async with reading(ExecutionServer(made.chain), options=OPTIONS, head="latest-0") as source:
         await follow(source, outbox)
-        for one in later:
-            await add_vault(database, one)
+        for registration in later:
+            await add_vault(database, registration)
         head = made.chain.head.number
         newest = max(await outbox.backfills("logs"), key=lambda one: one.stop or 0)
         assert (newest.position, newest.stop) == (final, head)
@@ -328,7 +328,7 @@ async def test_a_replay_counts_what_was_first_seen_near_the_head_apart(database:
         made.chain.finalized = Lag(0)
         cursor = await outbox.begin_replay("logs", Span(0, await source.head()))
         done = [one.committed for one in await drive(source, outbox, cursor, 20)]
-    assert sum(one.inserted for one in done) == 0
-    assert [one.different for one in done if one.different] == []
+    assert sum(outcome.inserted for outcome in done) == 0
+    assert [outcome.different for outcome in done if outcome.different] == []
     unlike = [key for key, body in made.expected().items() if (await rows(database))[key] != body]
-    assert sum(one.near_head for one in done) == len(unlike) > 0
+    assert sum(outcome.near_head for outcome in done) == len(unlike) > 0

@@ -145,13 +145,13 @@ async def test_the_kind_of_a_failure_is_kept_until_the_file_is_there(
             gateway.troubles[chosen] = trouble
         await found.resolve_due()
         assert await rows(database) == without(due(made), final_reports(made)[chosen])
-        assert [one.failure for one in await find_reports(database, chosen)] == [failure]
+        assert [report.failure for report in await find_reports(database, chosen)] == [failure]
         for gateway in found.gateways:
             gateway.troubles.clear()
         await shift_clock(database, 3600)
         await found.resolve_due()
         assert await rows(database) == due(made)
-        assert [(one.state, one.failure, one.problem) for one in await find_reports(database, chosen)] == [
+        assert [(report.state, report.failure, report.problem) for report in await find_reports(database, chosen)] == [
             ("resolved", None, None)
         ]
 

@@ -116,8 +116,8 @@ async def test_a_replay_is_identical_and_restores_what_is_missing(database: Data
             for report in await reports_in(database, span)
             if report.state == "resolved"
         ]
-        assert sum(one.inserted for one in done) == missing
-        assert sum(one.identical for one in done) == len(before) - missing
+        assert sum(outcome.inserted for outcome in done) == missing
+        assert sum(outcome.identical for outcome in done) == len(before) - missing
         assert reading.gateway.calls.total() == calls, "verified files come from the cache"
     assert await rows(database) == before == due(made)
 
@@ -131,8 +131,8 @@ async def test_a_vault_added_later_gets_the_reports_that_were_resolved_before(da
         await open_at(database, made, 100)
         await reading.follow()
         assert await rows(database) == dict(made.expected([first], event_types=["report_update_available"]))
-        for one in later:
-            await add_vault(database, one)
+        for registration in later:
+            await add_vault(database, registration)
         await reading.follow()
         assert await rows(database) == due(made)
 

@@ -56,8 +56,8 @@ async def test_a_replay_of_epochs_is_identical_however_it_is_cut(database: Datab
             cursor = await outbox.begin_replay(source.stream, Span(0, await source.head()))
             done = [one.committed for one in await drive(source, outbox, cursor, rng.randint(1, 9))]
             await outbox.end_replay(cursor)
-            identical += sum(one.identical for one in done)
-            assert not any(one.inserted or one.different for one in done)
+            identical += sum(outcome.identical for outcome in done)
+            assert not any(outcome.inserted or outcome.different for outcome in done)
         assert identical == len(before)
 
 
@@ -71,8 +71,8 @@ async def test_a_vault_added_later_gets_all_that_its_validators_did_since_its_st
         await sources.open(database)
         await sources.follow(outbox)
         assert await rows(database) == due(made, [first])
-        for one in later:
-            await add_vault(database, one)
+        for registration in later:
+            await add_vault(database, registration)
             made.step()
             await sources.follow(outbox)
         for _ in range(20):
@@ -103,7 +103,7 @@ async def test_a_validator_whose_credentials_changed_late_is_found_by_the_next_s
             await connection.execute("update discovery set scanned_at = scanned_at - interval '1 day'")
         await sources.follow(outbox)
         assert await rows(database) == due(made)
-        assert late.index in {one.index for one in await known(database)}
+        assert late.index in {record.index for record in await known(database)}
 
 
 async def test_discovery_that_was_switched_off_misses_nothing_when_it_is_back(database: Database) -> None:
@@ -157,17 +157,17 @@ async def test_a_validator_that_is_newer_than_the_last_look_is_recorded_once(dat
         assert await rows(database) == due(made)
         size = made.beacon.registry.count(made.beacon.finality(made.chain.finalized_number).block.slot)
         assert (await read_discovery(database)).size == size
-        assert {one.index for one in records} <= {one.index for one in await known(database)}
+        assert {record.index for record in records} <= {record.index for record in await known(database)}
 
 
 async def test_validators_that_were_active_before_their_vault_began_give_no_activation(database: Database) -> None:
     made = staking_simulation(160)
-    later = [one._replace(first_block=100) for one in made.registrations]
+    later = [registration._replace(first_block=100) for registration in made.registrations]
     begin = made.chain.block(100)
     assert begin is not None
     await add_accounts(database, later)
-    for one in later:
-        await add_vault(database, one)
+    for registration in later:
+        await add_vault(database, registration)
     outbox = Outbox(database)
     async with staking_of(database, made) as sources:
         await sources.open(database)
@@ -179,8 +179,8 @@ async def test_validators_that_were_active_before_their_vault_began_give_no_acti
             int(key.rsplit("_", 1)[1]) for _, key in await rows(database) if key.startswith("validator_activated")
         }
         assert early and reported and not early & reported
-        for one in made.registrations:
-            await add_vault(database, one)  # from its first block after all
+        for registration in made.registrations:
+            await add_vault(database, registration)  # from its first block after all
         await sources.follow(outbox)
         assert await rows(database) == due(made)
 
@@ -223,9 +223,15 @@ async def test_what_was_before_a_quiet_registration_is_kept_and_sent_to_nobody(d
         last_quiet = made.chain.finalized_number
         assert last_quiet is not None
         await open_at(database, made, last_quiet)
-        for one in made.registrations:
+        for registration in made.registrations:
             await accounts.add_vault(
-                database, one.account_id, one.vault_id, Address(one.address), None, one.first_block, deliver=False
+                database,
+                registration.account_id,
+                registration.vault_id,
+                Address(registration.address),
+                None,
+                registration.first_block,
+                deliver=False,
             )
         await sources.follow(outbox)
         made.history(100)

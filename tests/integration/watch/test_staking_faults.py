@@ -53,14 +53,14 @@ def dropping_first_of(number: int) -> Drop:
 
 def last_paying_block(made: Simulation, epoch: int) -> int:
     """The last block of an epoch that pays somebody, if it pays several and one of ours last."""
-    paying = [one for one in made.chain.blocks(0, made.chain.head.number) if one.withdrawals]
-    inside = [one for one in paying if made.beacon.epoch_of(one.slot) == epoch]
+    paying = [block for block in made.chain.blocks(0, made.chain.head.number) if block.withdrawals]
+    inside = [block for block in paying if made.beacon.epoch_of(block.slot) == epoch]
     return inside[-1].number if inside else 0
 
 
 def epochs_that_end_with_ours(made: Simulation, last_epoch: int) -> list[int]:
     """The epochs whose last paying block pays several, of which the last goes to a vault."""
-    vaults = {one.address for one in made.registrations}
+    vaults = {registration.address for registration in made.registrations}
     found = []
     for epoch in range(2, last_epoch):
         block = made.chain.block(last_paying_block(made, epoch))
@@ -163,9 +163,9 @@ async def test_a_withdrawal_left_out_at_the_beginning_of_an_unlinked_span_is_not
     await register(database, made)
     outbox = Outbox(database)
     first = next(
-        one
-        for one in made.chain.blocks(20, 150)
-        if one.slot % 8 == 0 and len(one.withdrawals) > 1
+        block
+        for block in made.chain.blocks(20, 150)
+        if block.slot % 8 == 0 and len(block.withdrawals) > 1
     )  # fmt: skip
     epoch = made.beacon.epoch_of(first.slot)
     node = ExecutionServer(made.chain)
@@ -185,7 +185,7 @@ async def test_an_epoch_that_is_no_longer_final_when_it_is_read_is_not_taken_for
         await sources.open(database)
         head = await sources.withdrawals.head()
         registry = await outbox.registry()
-        inside = [one.number for one in made.chain.blocks(0, 400) if made.beacon.epoch_of(one.slot) == head]
+        inside = [block.number for block in made.chain.blocks(0, 400) if made.beacon.epoch_of(block.slot) == head]
         made.chain.finalized = At(inside[len(inside) // 2])
         with pytest.raises(SourceUnavailable, match="final"):
             await sources.withdrawals.read(Span(head, head), FRESH, registry)
@@ -207,7 +207,7 @@ async def test_blocks_that_do_not_end_in_the_finalized_one_are_not_taken(databas
     async with staking_of(database, made, [node]) as sources:
         await sources.open(database)
         head = await sources.withdrawals.head()
-        inside = [one.number for one in made.chain.blocks(0, 400) if made.beacon.epoch_of(one.slot) <= head]
+        inside = [block.number for block in made.chain.blocks(0, 400) if made.beacon.epoch_of(block.slot) <= head]
         made.chain.finalized = At(inside[-1] + 1)
         node.node = OtherFinalBlock(made.chain)
         with pytest.raises(SourceUnavailable, match=f"block {inside[-1] + 1} does not hash"):
@@ -264,7 +264,7 @@ class Stream:
 
 
 async def positions(database: Database) -> dict[str, int]:
-    return {one.stream: one.position for one in (await status.read(database)).cursors if one.kind == "live"}
+    return {cursor.stream: cursor.position for cursor in (await status.read(database)).cursors if cursor.kind == "live"}
 
 
 BEACON_FAULTS = {
@@ -450,7 +450,7 @@ async def test_what_was_met_in_withdrawals_is_not_forgotten_when_a_node_fails_th
             await sources.discovery.step()
         beacon_node.faults.stop()
         await sources.discovery.step()
-        assert ours[0].index in {one.index for one in await known(database)}
+        assert ours[0].index in {record.index for record in await known(database)}
 
 
 def identity_of(server: BeaconServer, made: Simulation) -> BeaconIdentity:
@@ -500,7 +500,7 @@ class Gappy(BeaconNode):
 
     def validators(self, state_id: str, ids: Collection[str], statuses: Collection[str] = ()) -> Json:
         answer = super().validators(state_id, ids, statuses)
-        return {**answer, "data": [one for one in answer["data"] if one["index"] != str(GONE)]}
+        return {**answer, "data": [item for item in answer["data"] if item["index"] != str(GONE)]}
 
 
 GONE = 30
@@ -513,8 +513,8 @@ async def test_a_gap_among_the_newest_validators_is_a_fault_of_the_node(database
     async with staking_of(database, made, (), [bad, good], tail=4, per_post=6) as sources:
         found = await sources.beacon.refresh([1, 4, 22, 31], 20)
         size = made.beacon.registry.count(made.beacon.finality(made.chain.finalized_number).block.slot)
-        assert [one.index for one in found.records] == [1, 4, 22, 31]
-        assert [one.index for one in found.newest] == list(range(20, size))
+        assert [record.index for record in found.records] == [1, 4, 22, 31]
+        assert [record.index for record in found.newest] == list(range(20, size))
         assert sources.beacon.counters.node_faults == 1
         good.faults.rates[Fault.HTTP_500] = 1.0
         with pytest.raises(SourceUnavailable, match="have a gap"):

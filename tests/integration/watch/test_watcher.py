@@ -67,8 +67,8 @@ async def test_a_replay_is_identical_however_the_range_is_cut(database: Database
             cursor = await outbox.begin_replay("logs", whole(made))
             done = [one.committed for one in await drive(source, outbox, cursor, step)]
             await outbox.end_replay(cursor)
-            assert sum(one.identical for one in done) == len(before)
-            assert not any(one.inserted or one.different for one in done)
+            assert sum(outcome.identical for outcome in done) == len(before)
+            assert not any(outcome.inserted or outcome.different for outcome in done)
     assert await rows(database) == before == made.expected()
 
 
@@ -87,8 +87,8 @@ async def test_deleted_rows_come_back_byte_for_byte_and_an_altered_one_is_report
         assert missing > 10
         cursor = await outbox.begin_replay("logs", whole(made))
         done = [one.committed for one in await drive(source, outbox, cursor, 25)]
-    assert sum(one.inserted for one in done) == missing
-    assert [event_id for one in done for event_id in one.different] == [altered[1]]
+    assert sum(outcome.inserted for outcome in done) == missing
+    assert [event_id for outcome in done for event_id in outcome.different] == [altered[1]]
     assert await rows(database) == {**made.expected(), altered: b"forged"}
 
 
@@ -102,7 +102,7 @@ async def test_a_vault_added_later_is_backfilled_with_the_same_ids_and_bodies(da
         await open_at(database, made, 60)
         await read_to_head(source, outbox)
         assert await rows(database) == made.expected([first])
-        brought = [(await add_vault(database, one)).backfills for one in later]
+        brought = [(await add_vault(database, registration)).backfills for registration in later]
         assert len(brought[0]) == 1
         assert brought[1] == ()  # the open backfill reads these blocks anyway
         made.step()
