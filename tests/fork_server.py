@@ -2,7 +2,8 @@
 
 A command is a separate process with its own environment, working directory and output, as if it had been started with
 `python -m vaultevents`; only its imports are done. The server is single-threaded and has no event loop, so a fork of it
-is safe. `CommandLine.freshly` starts a new interpreter instead, for the tests whose subject is the start itself.
+is safe. `CommandLine.freshly` starts a new interpreter instead, for the tests whose subject is the start itself or a
+variable that is read during imports (`SSL_CERT_FILE`, those of Python).
 """
 
 from __future__ import annotations

@@ -120,6 +120,7 @@ def test_generated_requests_meet_only_what_is_documented(served: Served) -> None
     checks: list[Any] = [check for check in CHECKS.get_all() if check.__name__ in JUDGES]
     assert len(checks) == len(JUDGES)
     with requests.Session() as session:
+        session.trust_env = False  # no look-up of proxies and of netrc for each request
         for operation in operations:
 
             @seed(20261121)

@@ -286,6 +286,7 @@ async def test_a_terminal_gets_indented_json(customer: Customer, receiver: Recei
 
 
 async def test_tls_is_verified(tmp_path: Path, customer: Customer) -> None:
+    customer = Customer(customer.shell.freshly())  # SSL_CERT_FILE is read when aiohttp is imported
     ca_path, tls = issue(tmp_path)
     secure = Receiver()
     runner = await secure.serve(tls)
