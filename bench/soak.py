@@ -108,7 +108,7 @@ def _slope(points: list[tuple[float, float]]) -> float:
 
 
 def judge(samples: list[Sample], sent: int) -> dict[str, float]:
-    """Tell the growth after the first third, and what is neither delivered nor waiting."""
+    """Return the growth after the first third, and what is neither delivered nor waiting."""
     later = samples[len(samples) // 3 :]
     last = later[-1]
     halves = later[: len(later) // 2], later[len(later) // 2 :]

@@ -90,18 +90,18 @@ class Running:
         self._readers = asyncio.gather(
             self._collect(process.stdout, self._stdout), self._collect(process.stderr, self._stderr)
         )
+        self._readers.add_done_callback(lambda _: self._arrival.set())
 
     async def _collect(self, stream: asyncio.StreamReader, into: bytearray) -> None:
         while part := await stream.read(65536):
             into += part
             self._arrival.set()
-        self._arrival.set()
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
-    def tell(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     @property
@@ -113,16 +113,19 @@ class Running:
         return self._stderr.decode(errors="replace")
 
     async def said(self, text: str, times: int = 1) -> None:
-        """Until stderr has the text so often; fails when the command ends before."""
-        async with asyncio.timeout(WAIT_TIMEOUT_S):
-            while self.stderr_so_far.count(text) < times:
-                assert not self._readers.done(), f"ended without '{text}': {self.stderr_so_far}"
-                self._arrival.clear()
-                await self._arrival.wait()
+        """Wait until stderr has the text so often; fails, with stderr, when the command ends before or is late."""
+        try:
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
+                while self.stderr_so_far.count(text) < times:
+                    assert not self._readers.done(), f"ended without '{text}': {self.stderr_so_far}"
+                    self._arrival.clear()
+                    await self._arrival.wait()
+        except TimeoutError:
+            raise AssertionError(f"runs without '{text}': {self.stderr_so_far}") from None
 
     async def end(self, number: signal.Signals | None = signal.SIGTERM) -> Ended:
         if number is not None and self.process.returncode is None:
-            self.tell(number)
+            self.send_signal(number)
         try:
             async with asyncio.timeout(WAIT_TIMEOUT_S):
                 await self._readers

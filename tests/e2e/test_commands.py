@@ -220,7 +220,7 @@ async def test_run_ends_at_once_on_a_second_signal(here: Place) -> None:
     hook.behaviour = always(Hang())
     running = await here.shell.start("run")
     await hook.arrivals(1)
-    running.tell(signal.SIGINT)
+    running.send_signal(signal.SIGINT)
     await running.said('"stopping"')
     ended = await running.end(signal.SIGINT)
     assert ended.code == -signal.SIGINT

@@ -61,7 +61,7 @@ async def posted(stage: Stage) -> None:
 async def accepted(stage: Stage) -> None:
     def last_words(_id: str, _attempt: int, _nth: int) -> Answer:
         if stage.daemon.process.returncode is None:  # others may have been on their way
-            stage.daemon.tell(signal.SIGKILL)
+            stage.daemon.send_signal(signal.SIGKILL)
         return Reply()
 
     stage.operator.behaviour = last_words
@@ -104,7 +104,7 @@ async def started(here: Place) -> Running:
 
 
 async def killed_again_and_again(home: Path, data_dir: Path, program: Sequence[str]) -> Ending:
-    """A kill at each of the moments, again and again, and then time enough to tell everything."""
+    """A kill at each of the moments, again and again, and then time enough to send everything."""
     simulation = Simulation(25, accounts=ACCOUNTS, vaults_per_account=2, events_per_block=5)
     simulation.history(20, 60)
     unclaimed = claimed = 0

@@ -118,7 +118,7 @@ select c.table_name as name, case
 end as owner
 from information_schema.columns c where c.table_schema = current_schema() group by c.table_name order by 1
 """
-"""Every table of the schema, and how to tell whose a row is; null where nobody's."""
+"""Every table of the schema, and the owner of its rows; null where there is none."""
 
 SHARED = {"cursors", "discovery", "feed", "hash_key", "key_ring", "migrations", "network", "registry", "reports"}
 SHARED |= {
@@ -197,7 +197,7 @@ async def test_changes_reach_only_the_own_account(api: Api) -> None:
             assert answer.status < 300, (method, path, answer.body)
     assert await belongings(api.database, "umbra") == before
     ownerless = {row["name"] for row in await rows(api.database, OWNER) if row["owner"] is None}
-    assert ownerless == SHARED, "tell whose the rows of a new table are"
+    assert ownerless == SHARED, "name the owner of the rows of a new table"
 
 
 async def test_foreign_vaults_are_unknown_vaults(api: Api) -> None:

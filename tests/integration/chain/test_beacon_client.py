@@ -91,7 +91,7 @@ async def finality(chain: BeaconChain) -> Any:
     return (await chain.finality()).epoch
 
 
-# What the first node does, what is asked, how the error begins to tell it.
+# What the first node does, what is asked, how the error message begins.
 HOSTILE: dict[str, tuple[dict[str, Meddle], Ask, str]] = {
     "syncing": ({SYNCING: add(is_syncing=True, sync_distance="900")}, some, "is syncing, 900 slots behind"),
     "optimistic node": ({SYNCING: add(is_optimistic=True)}, some, "is optimistic"),

@@ -244,14 +244,14 @@ async def test_an_answer_split_at_any_byte_is_the_same_reply(answer: bytes, auth
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
 async def test_an_answer_that_comes_byte_by_byte_is_the_same_reply(answer: bytes, authority: Authority) -> None:
-    async def spell_then_tell(writer: asyncio.StreamWriter) -> None:
+    async def send_bytes_then_reply(writer: asyncio.StreamWriter) -> None:
         for at in range(len(answer) if len(receiver.requests) == 1 else 0):
             writer.write(answer[at : at + 1])
             await asyncio.sleep(0.001)
         if len(receiver.requests) == 2:
             writer.write(answer)
 
-    async with receiving(spell_then_tell, authority.server(NAME)) as receiver, sender(authority) as sending:
+    async with receiving(send_bytes_then_reply, authority.server(NAME)) as receiver, sender(authority) as sending:
         spelt, reported = [await sending.send(receiver.url, BODY, HEADERS) for _ in range(2)]
         assert (spelt.status, spelt.retry_after, spelt.excerpt) == (reported.status, reported.retry_after, "hello")
         assert receiver.connections == 1

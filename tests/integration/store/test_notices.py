@@ -1,4 +1,4 @@
-"""Notices for the operator: kept with the change that they tell of, folded, leased."""
+"""Notices for the operator: stored with the change that they report, folded, leased."""
 
 from __future__ import annotations
 

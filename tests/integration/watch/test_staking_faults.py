@@ -71,7 +71,7 @@ def epochs_that_end_with_ours(made: Simulation, last_epoch: int) -> list[int]:
 
 @pytest.fixture
 def no_roots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes withdrawals that do not make up the root in their header, so that only their indices tell a gap."""
+    """Takes withdrawals that do not make up the root in their header, so that only their indices show a gap."""
     monkeypatch.setattr(wire, "_check_withdrawals", lambda *_: None)
 
 
