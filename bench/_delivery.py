@@ -51,7 +51,7 @@ class PlainGuard(Guard):
 
 
 @dataclass
-class World:
+class BenchSetup:
     """One database in `folder` and one receiver."""
 
     folder: Path
@@ -75,9 +75,9 @@ class World:
 
 
 @contextmanager
-def world(folder: Path, scheme: str) -> Iterator[World]:
+def bench_setup(folder: Path, scheme: str) -> Iterator[BenchSetup]:
     """A fresh embedded PostgreSQL, and a receiver in a process of its own."""
-    made = World(folder, scheme)
+    made = BenchSetup(folder, scheme)
     embedded = EmbeddedPostgres(folder / "postgres")
     address = embedded.join()
     made.facts = {
@@ -147,7 +147,7 @@ select id, event_seq, webhook_id, db_now() from made
 
 
 @contextmanager
-def dispatching(made: World, number: int = 1, **options: Any) -> Iterator[list[int]]:
+def dispatching(made: BenchSetup, number: int = 1, **options: Any) -> Iterator[list[int]]:
     """Dispatchers in processes of their own, ready to claim; their pids. They end with the block, drained."""
     made.facts["options"] = options
     made.folder.joinpath("facts.json").write_text(json.dumps(made.facts))
@@ -182,7 +182,9 @@ async def until_done(database: Database, begin: datetime, limit_s: float = 60.0)
     raise SystemExit(f"not delivered within {limit_s:g} s")
 
 
-async def deliver(made: World, count: int, webhook_ids: list[str], number: int = 1, **options: Any) -> dict[str, float]:
+async def deliver(
+    made: BenchSetup, count: int, webhook_ids: list[str], number: int = 1, **options: Any
+) -> dict[str, float]:
     """Lays down the work, lets a fresh dispatcher do it, and measures from its first claim to the last settle."""
     async with made.database() as database:
         await add_deliveries(database, count, webhook_ids)
@@ -239,7 +241,7 @@ class _Poster(asyncio.Protocol):
             self._done.set_result(None)
 
 
-async def _post_all(made: World, count: int, path: str, connections: int) -> None:
+async def _post_all(made: BenchSetup, count: int, path: str, connections: int) -> None:
     loop = asyncio.get_running_loop()
     context = None
     if made.scheme == "https":
@@ -258,7 +260,7 @@ async def _post_all(made: World, count: int, path: str, connections: int) -> Non
     await asyncio.gather(*ends)
 
 
-def floor(made: World, count: int, path: str = "/hook", connections: int = CONNECTIONS) -> dict[str, float]:
+def floor(made: BenchSetup, count: int, path: str = "/hook", connections: int = CONNECTIONS) -> dict[str, float]:
     """The bare loop: its rate and its CPU time for each POST."""
     begin, cpu = time.perf_counter(), time.process_time()
     uvloop.run(_post_all(made, count, path, connections))
@@ -266,7 +268,7 @@ def floor(made: World, count: int, path: str = "/hook", connections: int = CONNE
     return {"posts_s": count / seconds, "process_cpu_us": (time.process_time() - cpu) * 1e6 / count}
 
 
-async def _send_all(made: World, count: int) -> None:
+async def _send_all(made: BenchSetup, count: int) -> None:
     rules = UrlRules(allow=(parse_allow("127.0.0.1:*"),))
     guard, ca_file = (
         (Guard(rules), Path(made.facts["ca_file"])) if made.scheme == "https" else (PlainGuard(rules), None)
@@ -305,7 +307,7 @@ async def _send_all(made: World, count: int) -> None:
         await done.wait()
 
 
-def client(made: World, count: int) -> dict[str, float]:
+def client(made: BenchSetup, count: int) -> dict[str, float]:
     """As `floor`, but by the product's own client: what vetting, parsing, limits and replies cost."""
     begin, cpu = time.perf_counter(), time.process_time()
     uvloop.run(_send_all(made, count))

@@ -1,4 +1,4 @@
-"""How a benchmark tells its result."""
+"""Print the result of a benchmark."""
 
 from __future__ import annotations
 

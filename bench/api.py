@@ -191,9 +191,9 @@ def compare(folder: str) -> dict[str, Any]:
                 for kind in kinds:
                     first = number * REQUESTS
                     halves = signers.map(sign, [folder] * 2, [first, first + REQUESTS // 2], [REQUESTS // 2] * 2)
-                    told = turn(Path(folder), servers[kind], [request for half in halves for request in half])
+                    reported = turn(Path(folder), servers[kind], [request for half in halves for request in half])
                     if number:  # the first round only warms up
-                        rounds[kind].append(told)
+                        rounds[kind].append(reported)
     finally:
         for process in processes.values():
             assert process.stdin is not None

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
 
-from _delivery import BODY, World, add_deliveries, add_webhooks, world
+from _delivery import BODY, BenchSetup, add_deliveries, add_webhooks, bench_setup
 from _machine import cpu_s
 from _result import print_result
 
@@ -83,7 +83,7 @@ async def _round(database: Database, webhook_ids: list[str]) -> dict[str, float]
         cpu, begin = cpu_s(backend), time.perf_counter()
         claimed = await claim(database, ClaimRequest(BATCH, uuid4(), 60.0, BATCH))
         between, middle = cpu_s(backend), time.perf_counter()
-        settled = await settle(database, [_settlement(one) for one in claimed.deliveries])
+        settled = await settle(database, [_settlement(delivery) for delivery in claimed.deliveries])
         end = time.perf_counter()
         if settled.held != BATCH:
             raise SystemExit(f"{settled.held} of {BATCH} were claimed and settled")
@@ -99,7 +99,7 @@ async def _clear(database: Database) -> None:
         await connection.execute("truncate attempts, deliveries, queue, events cascade")
 
 
-async def _compare(made: World, scale: float) -> tuple[list[dict[str, float]], list[dict[str, float]], float]:
+async def _compare(made: BenchSetup, scale: float) -> tuple[list[dict[str, float]], list[dict[str, float]], float]:
     """The rounds with the old work, those without, and how long it took to lay down."""
     async with AsyncExitStack() as stack:
         databases = []
@@ -124,7 +124,7 @@ async def _compare(made: World, scale: float) -> tuple[list[dict[str, float]], l
 
 
 def measure(scale: float) -> dict[str, Any]:
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, world(Path(folder), "http") as made:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, bench_setup(Path(folder), "http") as made:
         with_old, without, laid_down_s = asyncio.run(_compare(made, scale))
     figures, floor = (
         {step: statistics.median(one[step] for one in part) for step in STEPS} for part in (with_old, without)

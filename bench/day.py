@@ -49,11 +49,11 @@ TAGS = ("finalized", "safe", "latest")
 
 
 class CountingServer(ExecutionServer):
-    """Counts what is asked of a node, apart from looks at a head that it has told before."""
+    """Counts what is asked of a node, apart from looks at a head that it has reported before."""
 
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain)
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -81,13 +81,13 @@ class CountingServer(ExecutionServer):
         if len(tags) < len(calls) or not set(tags) <= set(TAGS):
             return False
         heads = {tag: block.number for tag in tags if (block := self.node.block_at(tag)) is not None}
-        repeated = all(self._told.get(tag) == number for tag, number in heads.items())
-        self._told |= heads
+        repeated = all(self._reported.get(tag) == number for tag, number in heads.items())
+        self._reported |= heads
         return repeated
 
 
 def _method(call: dict[str, Any]) -> str:
-    """The method; logs of one block are told apart from those of a range."""
+    """The method; logs of one block are distinguished from those of a range."""
     method: str = call["method"]
     return f"{method}_of_block" if method == "eth_getLogs" and "blockHash" in call["params"][0] else method
 

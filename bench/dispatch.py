@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from _delivery import World, add_webhooks, client, deliver, floor, world
+from _delivery import BenchSetup, add_webhooks, bench_setup, client, deliver, floor
 from _result import print_result
 
 ROUNDS = 3
@@ -23,7 +23,7 @@ WEBHOOKS = 100
 
 def measure(name: str, scheme: str, count: int, goal: float) -> dict[str, Any]:
     """Alternates floor and dispatcher; the figures of the best rounds and the ratio of the rates."""
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, world(Path(folder), scheme) as made:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, bench_setup(Path(folder), scheme) as made:
         ids = asyncio.run(_prepare(made))
         asyncio.run(deliver(made, count // 10, ids))  # warms up
         floors, clients, ours = [], [], []
@@ -48,7 +48,7 @@ def measure(name: str, scheme: str, count: int, goal: float) -> dict[str, Any]:
     }
 
 
-async def _prepare(made: World) -> list[str]:
+async def _prepare(made: BenchSetup) -> list[str]:
     async with made.database() as database:
         return await add_webhooks(database, [made.url(f"/hook/{number}") for number in range(WEBHOOKS)])
 

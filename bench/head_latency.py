@@ -2,9 +2,9 @@
 
 A real daemon reads `latest-0` from a node in another process: once with its announcements (`newHeads`), once by polling
 every 100 ms. One block with one event at a time, at random moments. The clock starts before the node makes the block;
-it stops when a listener on the database hears of the commit, and when the TLS receiver, in this process, has the whole
-request. The floor is a bare loop that, when a block is announced, fetches header and logs in one batch and inserts the
-row. The last line is the result; without `--json` a table stands before it.
+it stops when a listener on the database is notified of the commit, and when the TLS receiver, in this process, has the
+whole request. The floor is a bare loop that, when a block is announced, fetches header and logs in one batch and
+inserts the row. The last line is the result; without `--json` a table stands before it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LATE_S = 20.0
 
 
 class Arrivals(Receiver):
-    """Tells when a whole request has arrived; the 200 is on its way then."""
+    """Signal when a whole request has arrived; the 200 is on its way then."""
 
     heard: Hearing
 
@@ -237,18 +237,18 @@ async def compare(folder: Path) -> dict[str, Any]:
 
 def _result(least: list[float], newheads: list[list[float]], polled: list[list[float]]) -> dict[str, Any]:
     figures = {
-        **_told("commit", newheads[0]),
-        **_told("answer", newheads[1]),
-        **_told("commit_polled", polled[0]),
-        **_told("answer_polled", polled[1]),
+        **_reported("commit", newheads[0]),
+        **_reported("answer", newheads[1]),
+        **_reported("commit_polled", polled[0]),
+        **_reported("answer_polled", polled[1]),
     }
-    bare = _told("commit", least)
+    bare = _reported("commit", least)
     ratio = {"commit_p50_x": round(figures["commit_p50_ms"] / bare["commit_p50_ms"], 2)}
     ok = all(figures[name] <= most for name, most in GOAL.items())
     return {"bench": "head-latency", "figures": figures, "floor": bare, "ratio": ratio, "goal": GOAL, "ok": ok}
 
 
-def _told(name: str, took_ms: list[float]) -> dict[str, float]:
+def _reported(name: str, took_ms: list[float]) -> dict[str, float]:
     return {key: round(value, 2) for key, value in percentiles(name, took_ms).items()}
 
 

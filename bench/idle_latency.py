@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvloop
-from _delivery import BODY, World, add_webhooks, dispatching, world
+from _delivery import BODY, BenchSetup, add_webhooks, bench_setup, dispatching
 from _receiver import Receiver
 from _result import percentiles, print_result
 
@@ -29,7 +29,7 @@ GOAL = {"latency_p50_ms": 4.0, "latency_p99_ms": 25.0}
 
 
 class Watched(Receiver):
-    """Tells when a whole request has arrived."""
+    """Signal when a whole request has arrived."""
 
     arrival: asyncio.Future[float]
 
@@ -39,7 +39,7 @@ class Watched(Receiver):
             Watched.arrival.set_result(time.perf_counter())
 
 
-async def _measure(made: World) -> tuple[list[float], list[float]]:
+async def _measure(made: BenchSetup) -> tuple[list[float], list[float]]:
     loop = asyncio.get_running_loop()
     _, context = issue(made.folder)
     server = await loop.create_server(Watched, "127.0.0.1", 0, ssl=context)
@@ -85,7 +85,7 @@ async def _insert(connection: Connection, webhook_id: str) -> None:
     )
 
 
-async def _floor(made: World, database: Database) -> list[float]:
+async def _floor(made: BenchSetup, database: Database) -> list[float]:
     """A commit of one row, then a POST over a kept TLS connection."""
     loop = asyncio.get_running_loop()
     context = ssl.create_default_context(cafile=made.folder / "ca.pem")
@@ -104,7 +104,7 @@ async def _floor(made: World, database: Database) -> list[float]:
 
 
 def compare() -> dict[str, Any]:
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, world(Path(folder), "https") as made:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, bench_setup(Path(folder), "https") as made:
         ours, floor = uvloop.run(_measure(made))
     figures, least = percentiles("latency", ours), percentiles("latency", floor)
     rounded = [{key: round(value, 2) for key, value in part.items()} for part in (figures, least)]

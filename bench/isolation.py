@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from _delivery import World, add_deliveries, add_webhooks, dispatching, receiving, world
+from _delivery import BenchSetup, add_deliveries, add_webhooks, bench_setup, dispatching, receiving
 from _result import percentiles, print_result
 
 from vaultevents.store.pool import Database
@@ -31,7 +31,7 @@ EACH = 4  # events a step
 GOAL = {"healthy_lag_p99_ms": 1000.0, "rate_x": 0.8}
 
 
-async def _run(made: World, dead: World | None) -> dict[str, float]:
+async def _run(made: BenchSetup, dead: BenchSetup | None) -> dict[str, float]:
     urls = [dead.url(f"/hang/{n}") if dead and n % 2 else made.url(f"/hook/{n}") for n in range(WEBHOOKS)]
     async with made.database() as database:
         ids = await add_webhooks(database, urls)
@@ -50,7 +50,7 @@ async def _run(made: World, dead: World | None) -> dict[str, float]:
             while time.perf_counter() < until:
                 targets = [ids[(number + n) % WEBHOOKS] for n in range(EACH)]
                 number += EACH
-                await _commit(database, targets if dead else [one for one in targets if one in set(healthy)])
+                await _commit(database, targets if dead else [target for target in targets if target in set(healthy)])
                 await asyncio.sleep(PACE_S)
             await _until_delivered(database, healthy)
             lags = await _lags(database, healthy, since)
@@ -106,7 +106,7 @@ async def _lags(database: Database, webhook_ids: list[str], since: Any) -> list[
 def compare() -> dict[str, Any]:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # the receiver has thousands of connections, too
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, world(Path(folder), "http") as made:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, bench_setup(Path(folder), "http") as made:
         floor = asyncio.run(_run(made, None))
         with receiving("http", Path(folder)) as port:
             ours = asyncio.run(_run(made, replace(made, port=port)))

@@ -89,13 +89,13 @@ async def read(folder: Path) -> float:
     from vaultevents.store.reports import due_reports
     from vaultevents.watch.reports import Resolver
 
-    told = json.loads(folder.joinpath("event.json").read_text())
+    reported = json.loads(folder.joinpath("event.json").read_text())
     content = folder.joinpath("report.json").read_bytes()
     log = ReportLog(
         timestamp=TIMESTAMP,
         ref_slot=107_200,
-        root=Hash32(bytes.fromhex(told["root"])),
-        cid=told["cid"],
+        root=Hash32(bytes.fromhex(reported["root"])),
+        cid=reported["cid"],
         block_number=BlockNumber(1),
         block_time_ms=1000,
         tx_hash=Hash32(bytes(32)),
@@ -145,7 +145,7 @@ def hash_leaves() -> float:
 
 
 def measure(what: str, folder: str) -> None:
-    """What a measuring process does: one turn, told as JSON."""
+    """What a measuring process does: one turn, printed as JSON."""
     seconds = asyncio.run(read(Path(folder))) if what == "read" else hash_leaves()
     print(json.dumps({"seconds": seconds, "peak_mb": peak_mb()}))
 
@@ -153,8 +153,8 @@ def measure(what: str, folder: str) -> None:
 def turn(what: str, folder: str) -> dict[str, float]:
     """One turn in a fresh process."""
     done = subprocess.run([sys.executable, __file__, what, folder], check=True, capture_output=True, text=True)
-    told: dict[str, float] = json.loads(done.stdout)
-    return told
+    reported: dict[str, float] = json.loads(done.stdout)
+    return reported
 
 
 def best(turns: list[dict[str, float]]) -> dict[str, float]:
@@ -168,8 +168,8 @@ def compare(folder: str) -> dict[str, Any]:
     figures = {"vaults": VAULTS, "registered": VAULTS // REGISTERED_EVERY, "file_mb": size / 1e6, **ours}
     ratio = {"time_x": ours["seconds"] / floor["seconds"]}
     rounded = [{key: round(value, 3) for key, value in part.items()} for part in (figures, floor, ratio)]
-    told = dict(zip(("figures", "floor", "ratio"), rounded, strict=True))
-    return {"bench": "report", **told, "goal": GOAL, "ok": all(ours[key] <= most for key, most in GOAL.items())}
+    reported = dict(zip(("figures", "floor", "ratio"), rounded, strict=True))
+    return {"bench": "report", **reported, "goal": GOAL, "ok": all(ours[key] <= most for key, most in GOAL.items())}
 
 
 def main(arguments: list[str]) -> int:

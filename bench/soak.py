@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvloop
-from _delivery import BODY, World, add_webhooks, dispatching, receiving, world
+from _delivery import BODY, BenchSetup, add_webhooks, bench_setup, dispatching, receiving
 from _flapping import PATHS
 from _machine import open_files, resident_mb
 from _result import print_result
@@ -76,7 +76,7 @@ async def _sample(database: Database, pid: int, begin_s: float) -> Sample:
     return Sample(at_s, row["attempts"], row["delivered"], row["waiting"], memory_mb, descriptors, row["connections"])
 
 
-async def _run(made: World, minutes: float, *, silent: bool) -> tuple[list[Sample], int]:
+async def _run(made: BenchSetup, minutes: float, *, silent: bool) -> tuple[list[Sample], int]:
     async with made.database() as database:
         webhook_ids: list[str] = []
         for path in PATHS:
@@ -108,7 +108,7 @@ def _slope(points: list[tuple[float, float]]) -> float:
 
 
 def judge(samples: list[Sample], sent: int) -> dict[str, float]:
-    """Tell the growth after the first third, and what is neither delivered nor waiting."""
+    """Return the growth after the first third, and what is neither delivered nor waiting."""
     later = samples[len(samples) // 3 :]
     last = later[-1]
     halves = later[: len(later) // 2], later[len(later) // 2 :]
@@ -127,7 +127,7 @@ def measure(minutes: float, *, silent: bool) -> dict[str, Any]:
     """Run the soak and judge it."""
     with (
         TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        world(Path(folder), "https") as made,
+        bench_setup(Path(folder), "https") as made,
         receiving("https", Path(folder), "_flapping.py") as made.port,
     ):
         samples, sent = uvloop.run(_run(made, minutes, silent=silent))

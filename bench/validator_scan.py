@@ -145,17 +145,17 @@ async def read(url: str, ssz: bool) -> dict[str, float]:
 
 
 def measure(what: str, url: str, form: str) -> None:
-    """What a reader process does: one reading, told as JSON."""
+    """What a reader process does: one reading, printed as JSON."""
     steps, ssz = Steps(), form == "ssz"
-    told = asyncio.run(scan(url, ssz, steps) if what == "scan" else read(url, ssz))
-    print(json.dumps(told | {"peak_mb": peak_mb(), "step_ms": steps.longest_s * 1000}))
+    reported = asyncio.run(scan(url, ssz, steps) if what == "scan" else read(url, ssz))
+    print(json.dumps(reported | {"peak_mb": peak_mb(), "step_ms": steps.longest_s * 1000}))
 
 
 def best(what: str, url: str, form: str) -> dict[str, float]:
     """One reading in a fresh process."""
     done = subprocess.run([sys.executable, __file__, what, url, form], check=True, capture_output=True, text=True)
-    told: dict[str, float] = json.loads(done.stdout)
-    return told
+    reported: dict[str, float] = json.loads(done.stdout)
+    return reported
 
 
 def compare(url: str) -> dict[str, Any]:
@@ -180,8 +180,8 @@ def compare(url: str) -> dict[str, Any]:
         for form in ("json", "ssz")
     )
     rounded = [{key: round(value, 3) for key, value in part.items()} for part in (figures, floor, ratio)]
-    told = dict(zip(("figures", "floor", "ratio"), rounded, strict=True))
-    return {"bench": "validator-scan", **told, "goal": GOAL, "ok": ok}
+    reported = dict(zip(("figures", "floor", "ratio"), rounded, strict=True))
+    return {"bench": "validator-scan", **reported, "goal": GOAL, "ok": ok}
 
 
 def main(arguments: list[str]) -> int:

@@ -20,7 +20,18 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import uvloop
-from _delivery import BODY, KEY, World, add_deliveries, add_webhooks, dispatching, floor, receiving, until_done, world
+from _delivery import (
+    BODY,
+    KEY,
+    BenchSetup,
+    add_deliveries,
+    add_webhooks,
+    bench_setup,
+    dispatching,
+    floor,
+    receiving,
+    until_done,
+)
 from _receiver import Receiver
 from _result import percentiles, print_result
 
@@ -114,7 +125,7 @@ select pg_notify('vaultevents_deliveries', '')
 """
 
 
-async def _paced(made: World, count: int) -> dict[str, float]:
+async def _paced(made: BenchSetup, count: int) -> dict[str, float]:
     """100 deliveries/s to `count` webhooks: latencies in ms and PostgreSQL's CPU a delivery, in ms."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(Arrivals, "127.0.0.1", 0)
@@ -154,18 +165,19 @@ async def _commit_at_pace(
     return sent
 
 
-async def _bare_commits(made: World) -> float:
+async def _bare_commits(setup: BenchSetup) -> float:
     """PostgreSQL's CPU of two commits of one row each, at the pace of the deliveries, in ms."""
-    async with made.database() as database:
+    async with setup.database() as database:
         async with database.statement() as connection:
             await connection.execute("create table floor_rows (number integer)")
-        cpu_s, begin_s, number = made.postgres_cpu_s(), time.perf_counter(), 0
+        cpu_s, begin_s, number = setup.postgres_cpu_s(), time.perf_counter(), 0
         while (due_s := begin_s + number / (2 * RATE_S)) < begin_s + MEASURED_S / 2:
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
             async with database.statement() as connection:
                 await connection.execute("insert into floor_rows values ($1)", number)
             number += 1
-        return (made.postgres_cpu_s() - cpu_s) * 2000 / number
+        spent_s: float = setup.postgres_cpu_s() - cpu_s
+        return spent_s * 2000 / number
 
 
 async def _empty(database: Database) -> None:
@@ -175,7 +187,7 @@ async def _empty(database: Database) -> None:
     Arrivals.at_s.clear()
 
 
-async def _lone(made: World, path: str, count: int, **options: Any) -> tuple[float, float]:
+async def _lone(made: BenchSetup, path: str, count: int, **options: Any) -> tuple[float, float]:
     """One webhook with a backlog: deliveries/s from the first claim to the last settle, and the share of refusals."""
     async with made.database() as database:
         ids = await add_webhooks(database, [made.url(path)])
@@ -190,9 +202,9 @@ async def _lone(made: World, path: str, count: int, **options: Any) -> tuple[flo
 
 
 def compare() -> dict[str, Any]:
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, world(Path(folder), "http") as made:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, bench_setup(Path(folder), "http") as made:
         paced = {count: uvloop.run(_paced(made, count)) for count in COUNTS}
-        commits = uvloop.run(_bare_commits(made))
+        commits = uvloop.run(_bare_commits(setup))
         with receiving("http", Path(folder)) as made.port:
             bare = floor(made, 20_000, "/slow", MOST_AT_ONCE)
             lone_s, _ = uvloop.run(_lone(made, "/slow", LONE))

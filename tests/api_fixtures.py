@@ -132,7 +132,7 @@ class Api:
         pair: int = 0,
         vaults: tuple[str, ...] = ("v1",),
     ) -> Customer:
-        """Registers an account with vaults, one key and (unless told otherwise) a factor."""
+        """Registers an account with vaults, one key and (by default) a factor."""
         await account(self.database, account_id)
         for vault_id in vaults:
             await vault(self.database, vault_id, account_id=account_id)
@@ -182,7 +182,7 @@ class Api:
         token: str | None = None,
         raw: bytes | None = None,
     ) -> ApiResponse:
-        """Sends a signed request. Changes step up with a fresh code unless told otherwise."""
+        """Sends a signed request. Changes step up with a fresh code by default."""
         body = raw if raw is not None else b"" if value is None else json.dumps(value).encode()
         if code is None and (method not in ("GET", "HEAD") if step_up is None else step_up):
             code = self.code(customer)
@@ -196,7 +196,7 @@ class Api:
         return await self.send(method, target, sent, body)
 
     async def send(self, method: str, target: str, headers: Mapping[str, str], body: bytes = b"") -> ApiResponse:
-        """A request as it is told, nothing added to the target."""
+        """A request exactly as given, nothing added to the target."""
         url = yarl.URL(self.url + target, encoded=True)
         async with self.session.request(
             method, url, headers=headers, data=body or None, allow_redirects=False

@@ -8,11 +8,11 @@ from vaultevents.devnet.blocks import Block
 from vaultevents.devnet.simulation import Simulation
 
 
-def world_of(seed: int = 21, blocks: int = 200, validators: int = 40, **settings: Any) -> Simulation:
-    world = Simulation(seed, validators=validators, **settings)
-    world.history(blocks, events=30)
-    return world
+def simulation_of(seed: int = 21, blocks: int = 200, validators: int = 40, **settings: Any) -> Simulation:
+    simulation = Simulation(seed, validators=validators, **settings)
+    simulation.history(blocks, events=30)
+    return simulation
 
 
-def blocks_of(world: Simulation) -> list[Block]:
-    return world.chain.blocks(0, world.chain.head.number)
+def blocks_of(simulation: Simulation) -> list[Block]:
+    return simulation.chain.blocks(0, simulation.chain.head.number)

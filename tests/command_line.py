@@ -1,5 +1,7 @@
 """The command line as a user runs it: separate processes with a clean environment, a chain and receivers beside them.
 
+Commands are forks of a process that has imported them (`fork_server`), unless the command line is `fresh`.
+
 Nodes and receivers run in the test's event loop, so every wait here is an `await`.
 """
 
@@ -14,13 +16,15 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
 import asyncpg
 
+import fork_server
+from fork_server import ForkedProcess
 from simulation_fixtures import register
 from timeouts import WAIT_TIMEOUT_S
 from vaultevents import config
@@ -78,7 +82,7 @@ class Ended:
 class Running:
     """A command that has not ended; its output is collected, so that it never waits for a reader."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | ForkedProcess) -> None:
         self.process = process
         self._stdout, self._stderr = bytearray(), bytearray()
         self._arrival = asyncio.Event()
@@ -86,18 +90,18 @@ class Running:
         self._readers = asyncio.gather(
             self._collect(process.stdout, self._stdout), self._collect(process.stderr, self._stderr)
         )
+        self._readers.add_done_callback(lambda _: self._arrival.set())
 
     async def _collect(self, stream: asyncio.StreamReader, into: bytearray) -> None:
         while part := await stream.read(65536):
             into += part
             self._arrival.set()
-        self._arrival.set()
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
-    def tell(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     @property
@@ -109,16 +113,19 @@ class Running:
         return self._stderr.decode(errors="replace")
 
     async def said(self, text: str, times: int = 1) -> None:
-        """Until stderr has the text so often; fails when the command ends before."""
-        async with asyncio.timeout(WAIT_TIMEOUT_S):
-            while self.stderr_so_far.count(text) < times:
-                assert not self._readers.done(), f"ended without '{text}': {self.stderr_so_far}"
-                self._arrival.clear()
-                await self._arrival.wait()
+        """Wait until stderr has the text so often; fails, with stderr, when the command ends before or is late."""
+        try:
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
+                while self.stderr_so_far.count(text) < times:
+                    assert not self._readers.done(), f"ended without '{text}': {self.stderr_so_far}"
+                    self._arrival.clear()
+                    await self._arrival.wait()
+        except TimeoutError:
+            raise AssertionError(f"runs without '{text}': {self.stderr_so_far}") from None
 
     async def end(self, number: signal.Signals | None = signal.SIGTERM) -> Ended:
         if number is not None and self.process.returncode is None:
-            self.tell(number)
+            self.send_signal(number)
         try:
             async with asyncio.timeout(WAIT_TIMEOUT_S):
                 await self._readers
@@ -136,6 +143,7 @@ class CommandLine:
     home: Path
     environment: dict[str, str]
     program: Sequence[str] = PROGRAM
+    fresh: bool = False
     started: list[Running] = field(default_factory=list)
 
     @classmethod
@@ -143,23 +151,32 @@ class CommandLine:
         return cls(home, {"PATH": os.environ["PATH"], "HOME": str(home), "TZ": "UTC", **environment})
 
     async def start(self, *arguments: str, **environment: str) -> Running:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *self.program,
-            *arguments,
-            cwd=self.home,
-            env=self.environment | environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            limit=2**20,
-        )
+        variables = self.environment | environment
+        process: asyncio.subprocess.Process | ForkedProcess
+        if self.fresh:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *self.program,
+                *arguments,
+                cwd=self.home,
+                env=variables,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                limit=2**20,
+            )
+        else:
+            process = await fork_server.start(self.program, arguments, variables, self.home)
         running = Running(process)
         self.started.append(running)
         return running
 
     async def run(self, *arguments: str, **environment: str) -> Ended:
         return await (await self.start(*arguments, **environment)).end(None)
+
+    def freshly(self) -> CommandLine:
+        """The same user, whose commands start a new interpreter: for tests whose subject is the start."""
+        return replace(self, fresh=True)
 
     async def kill_all(self) -> None:
         """What a failed test has left running."""
@@ -172,11 +189,11 @@ class Place:
     """One operator's corner: `vaultevents.toml` in a home of its own, a node, receivers, a schema of its own."""
 
     def __init__(
-        self, home: Path, data_dir: Path, world: Simulation, node: ExecutionServer, receivers: Receivers
+        self, home: Path, data_dir: Path, simulation: Simulation, node: ExecutionServer, receivers: Receivers
     ) -> None:
         self.home = home
         self.data_dir = data_dir
-        self.world = world
+        self.simulation = simulation
         self.node = node
         self.receivers = receivers
         self.schema = f"t_{uuid4().hex}"
@@ -195,7 +212,7 @@ class Place:
     ) -> None:
         """Writes the configuration; more lines may be given for each table."""
         self.config.write_text(
-            f'network = "devnet"\nchain_id = {self.world.chain.chain_id}\ndata_dir = "{self.data_dir}"\n'
+            f'network = "devnet"\nchain_id = {self.simulation.chain.chain_id}\ndata_dir = "{self.data_dir}"\n'
             f'database_schema = "{self.schema}"\n{top}\n'
             f'[execution]\nurls = ["{self.url}"]\npoll_interval_s = 0.05\n{execution}\n'
             f'[delivery]\nallow = ["127.0.0.0/8:*"]\nca_file = "{self.receivers.ca_path}"\n'
@@ -211,11 +228,11 @@ class Place:
         return await self.shell.run(*arguments, **environment)
 
     async def subscribed(self) -> dict[str, Hook]:
-        """The world's accounts and vaults registered, with a receiver and its webhook for each account."""
+        """The simulation's accounts and vaults registered, with a receiver and its webhook for each account."""
         async with open_store(config.load(self.config)) as store:
-            await register(store.database, self.world)
+            await register(store.database, self.simulation)
             hooks = {}
-            for account_id in sorted({one.account_id for one in self.world.registrations}):
+            for account_id in sorted({registration.account_id for registration in self.simulation.registrations}):
                 hook, secret = self.receivers.hook(account_id), Secret(new_secret(secrets.token_bytes(SECRET_BYTES)))
                 hook.secret = secret.reveal()
                 webhook = Webhook(f"wh-{account_id}-{self.schema}", account_id, hook.url, None, None, active=True)
@@ -268,11 +285,11 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @asynccontextmanager
-async def place(home: Path, data_dir: Path, world: Simulation) -> AsyncIterator[Place]:
+async def place(home: Path, data_dir: Path, simulation: Simulation) -> AsyncIterator[Place]:
     """A configured place over a running node and running receivers."""
-    receivers, node = Receivers(home), ExecutionServer(world.chain)
+    receivers, node = Receivers(home), ExecutionServer(simulation.chain)
     await receivers.start()
-    found = Place(home, data_dir, world, node, receivers)
+    found = Place(home, data_dir, simulation, node, receivers)
     try:
         found.url = await node.start()
         found.configure()
@@ -295,9 +312,9 @@ async def asking(address: ServerAddress, schema: str) -> AsyncIterator[asyncpg.C
 
 def delivered(hook: Hook) -> Counter[str]:
     """How often each event was accepted with a good signature."""
-    return Counter(one.webhook_id for one in hook.accepted if one.verified)
+    return Counter(request.webhook_id for request in hook.accepted if request.verified)
 
 
-def wanted(world: Simulation, account_id: str) -> set[str]:
+def wanted(simulation: Simulation, account_id: str) -> set[str]:
     """The ids of the account's events in final blocks."""
-    return {event_id for owner, event_id in world.expected() if owner == account_id}
+    return {event_id for owner, event_id in simulation.expected() if owner == account_id}

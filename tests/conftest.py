@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Literal
 
+import asyncpg
 import psutil
 import pytest
 from hypothesis import settings
@@ -18,7 +21,7 @@ from store_factories import own_database
 from vaultevents.store.pool import Database
 from vaultevents.store.postgres.embedded import EmbeddedPostgres, ServerAddress
 
-settings.register_profile("shared machine", deadline=None)  # a neighbour's work is no failure of ours
+settings.register_profile("shared machine", deadline=None)  # other load on the machine must not fail a test
 settings.load_profile("shared machine")
 
 KINDS = {"unit", "property", "integration", "fault", "e2e"}
@@ -30,13 +33,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"mark these tests with one of {sorted(KINDS)}: {unmarked[:5]}")
 
 
-_IN_MEMORY = "TEST_SERVERS_IN_MEMORY"  # tells the workers where the servers are
+_IN_MEMORY = "TEST_SERVERS_IN_MEMORY"  # the variable that names the directory of the servers to the workers
 _MEMORY = Path("/dev/shm")  # creating databases is ten times faster there than on a busy disk
 _MEMORY_NEEDED = 4 * 2**30
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the directory of the shared servers in memory where there is room; the workers inherit its name."""
+    """Make the directory of the shared servers in memory where there is space; the workers inherit its name."""
+    # A shell that starts tests in the background makes them ignore Ctrl-C, and with them the commands that they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         return
     os.environ.pop(_IN_MEMORY, None)
@@ -60,7 +65,20 @@ def _server(factory: pytest.TempPathFactory, worker: str, major: Literal["18", "
     on_disk = factory.getbasetemp() if worker == "master" else factory.getbasetemp().parent  # one for all workers
     shared = Path(os.environ.get(_IN_MEMORY, on_disk))
     with EmbeddedPostgres(shared / f"postgres-{major}", major=major, durable=False) as address:
+        asyncio.run(_log_in_fast(address))
         yield address
+
+
+async def _log_in_fast(address: ServerAddress) -> None:
+    """Store the password with one round of hashing instead of 4,096: each test opens several connections."""
+    connection = await asyncpg.connect(**address.connect_kwargs())
+    try:
+        async with connection.transaction():
+            await connection.execute("select pg_advisory_xact_lock(hashtext('log in fast'))")  # one worker at a time
+            await connection.execute("set local scram_iterations = 1")
+            await connection.execute(f"alter role {address.user} password '{address.password}'")
+    finally:
+        await connection.close()
 
 
 @pytest.fixture(scope="session")

@@ -63,7 +63,7 @@ async def subscribe(database: Database, receivers: Receivers, name: str, behavio
 
 
 async def until(database: Database, wanted: dict[str, int]) -> None:
-    """Returns once the deliveries are in these states; asks again where a story kills connections, this one too."""
+    """Returns once the deliveries are in these states; asks again where a scenario kills connections, this one too."""
     async with asyncio.timeout(WAIT_TIMEOUT_S):
         while True:
             with contextlib.suppress(DatabaseUnavailable):

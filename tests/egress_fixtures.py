@@ -1,6 +1,6 @@
-"""A network of its own for stories about where a sender connects: a public receiver, private canaries, scripted names.
+"""A separate network for tests of where a sender connects: a public receiver, private canaries, scripted names.
 
-Where the kernel lets us, the story runs in a network namespace without a way out, in which the canaries have their
+Where the kernel lets us, the scenario runs in a network namespace without a way out, in which the canaries have their
 true addresses. Elsewhere those on loopback listen, and a dial to any other address is noted and fails.
 """
 
@@ -27,7 +27,7 @@ from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.devnet.certificates import Authority
 
 PUBLIC = ("127.0.0.2", "127.0.0.3")
-"""They stand for the receiver's public addresses: the only ones that the rules of the story allow."""
+"""They stand for the receiver's public addresses: the only ones that the rules of the scenario allow."""
 ON_LOOPBACK = ("127.0.0.1", "::1")
 ELSEWHERE = ("169.254.169.254", "10.1.2.3", "fd00:ec2::254")
 CANARIES = ON_LOOPBACK + ELSEWHERE
@@ -51,7 +51,7 @@ class WatchedLoop(asyncio.SelectorEventLoop):
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
         self.dials.append(address[0])
         if not self.isolated and not (address[0] == "::1" or address[0].startswith("127.")):
-            raise OSError(errno.EHOSTUNREACH, "the story has no way out")
+            raise OSError(errno.EHOSTUNREACH, "the scenario has no way out")
         await super().sock_connect(sock, address)
 
 
@@ -134,8 +134,8 @@ class Stage:
         await asyncio.sleep(0)
 
 
-def on_stage(directory: Path, story: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
-    """Runs the story on a thread of its own, in a network of its own if possible; raises what it raises."""
+def on_stage(directory: Path, scenario: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+    """Runs the scenario on a thread of its own, in a network of its own if possible; raises what it raises."""
     raised: list[BaseException] = []
 
     def play() -> None:
@@ -144,7 +144,7 @@ def on_stage(directory: Path, story: Callable[[Stage], Coroutine[Any, Any, None]
             assert isinstance(loop, WatchedLoop)
             loop.isolated = _own_network()
             try:
-                runner.run(_told(Stage(loop, Authority(directory)), story))
+                runner.run(_reported(Stage(loop, Authority(directory)), scenario))
             except BaseException as error:
                 raised.append(error)
 
@@ -155,9 +155,9 @@ def on_stage(directory: Path, story: Callable[[Stage], Coroutine[Any, Any, None]
         raise raised[0]
 
 
-async def _told(stage: Stage, story: Callable[[Stage], Awaitable[None]]) -> None:
+async def _reported(stage: Stage, scenario: Callable[[Stage], Awaitable[None]]) -> None:
     async with stage.set_up():
-        await story(stage)
+        await scenario(stage)
 
 
 def _own_network() -> bool:

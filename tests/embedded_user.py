@@ -18,7 +18,7 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 
 from vaultevents.store.postgres import layout
 
-# Joins, tells the DSN, and holds its claim until its standard input closes.
+# Joins, prints the DSN, and holds its claim until its standard input closes.
 PROGRAM = """
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A real EVM for tests: anvil, our own contracts on it, and the few calls a test story needs.
+"""A real EVM for tests: anvil, our own contracts on it, and the few calls a test scenario needs.
 
     @pytest.fixture
     def chain(tmp_path: Path) -> Iterator[evm.Chain]:

@@ -58,27 +58,27 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class Scenario:
     """A stream that is being read while its chain may grow; `names` are those of its nodes in logs."""
 
     database: Database
-    world: Simulation
+    simulation: Simulation
     names: tuple[str, ...] = ()
 
     async def extra(self) -> int:
         """What is stored and not, or not so, in the chain's own record."""
-        wanted = self.world.expected()
+        wanted = self.simulation.expected()
         return sum(wanted.get(key) != body for key, body in (await rows(self.database)).items())
 
     async def grow(self, blocks: int) -> None:
         for number in range(blocks):
-            self.world.step()
+            self.simulation.step()
             if number % 5 == 4:
                 await asyncio.sleep(0.01)
 
     async def ending(self, patience_s: float = WAIT_TIMEOUT_S, behind: int = 0) -> Ending:
         """Once all is read, up to `behind` blocks before the end, or nothing has moved for `patience_s`."""
-        last = whole(self.world).last - behind
+        last = whole(self.simulation).last - behind
         loop = asyncio.get_running_loop()
         seen, since_s = None, loop.time()
         while loop.time() - since_s < patience_s:
@@ -89,25 +89,25 @@ class Story:
                 break
             await asyncio.sleep(0.03)
         return Ending(
-            len(self.world.expected(through=last).keys() - (await rows(self.database)).keys()), await self.extra()
+            len(self.simulation.expected(through=last).keys() - (await rows(self.database)).keys()), await self.extra()
         )
 
     async def _progress(self) -> tuple[int, list[int], int]:
         outbox = Outbox(self.database)
         live = await outbox.live("logs")
         assert live is not None
-        backfills = [one.position for one in await outbox.backfills("logs")]
+        backfills = [backfill.position for backfill in await outbox.backfills("logs")]
         return live.position, backfills, len(await rows(self.database))
 
 
 @asynccontextmanager
-async def beacon_of(world: Simulation, server: BeaconServer | None = None) -> AsyncIterator[BeaconAnchor]:
-    """The beacon chain of a world, read from `server` or an honest node, with the clock of the chain's head."""
-    server = server or BeaconServer(world.beacon)
+async def beacon_of(simulation: Simulation, server: BeaconServer | None = None) -> AsyncIterator[BeaconAnchor]:
+    """The beacon chain of a simulation, read from `server` or an honest node, with the clock of the chain's head."""
+    server = server or BeaconServer(simulation.beacon)
     options = BeaconOptions(retry_wait_s=0.01, set_aside_s=0.05)
     try:
         url = await server.start()
-        async with BeaconChain([url], options, clock=lambda: float(world.chain.head.timestamp_s)) as beacon:
+        async with BeaconChain([url], options, clock=lambda: float(simulation.chain.head.timestamp_s)) as beacon:
             identity = await beacon.identity()
             beacon.expect(identity)
             yield BeaconAnchor(beacon, identity.time)
@@ -118,19 +118,19 @@ async def beacon_of(world: Simulation, server: BeaconServer | None = None) -> As
 @asynccontextmanager
 async def followed(
     database: Database,
-    world: Simulation,
+    simulation: Simulation,
     *servers: Serving,
     begun: int = BEGUN,
     options: ExecutionOptions = OPTIONS,
     anchor: BeaconAnchor | None = None,
-) -> AsyncIterator[Story]:
-    """The logs of a world read as the daemon does it: live from block `begun` on, with a backfill of what is before.
+) -> AsyncIterator[Scenario]:
+    """Read the logs of a simulation as the daemon does: live from block `begun` on, with a backfill of what is before.
 
     With an `anchor` the finalized block is compared with that of the beacon chain.
     """
-    await register(database, world)
-    await open_at(database, world, begun)
-    genesis = world.chain.block(0)
+    await register(database, simulation)
+    await open_at(database, simulation, begun)
+    genesis = simulation.chain.block(0)
     assert genesis is not None
     async with AsyncExitStack() as stack:
         urls = []
@@ -138,24 +138,24 @@ async def followed(
             urls.append(await server.start())
             stack.push_async_callback(server.stop)
         chain = await stack.enter_async_context(ExecutionChain(urls, head=HeadPolicy(), options=options, anchor=anchor))
-        chain.expect(Identity(world.chain.chain_id, Hash32(genesis.hash)))
+        chain.expect(Identity(simulation.chain.chain_id, Hash32(genesis.hash)))
         source = LogsSource(chain)
         audit = Audit(source, chain.nodes, source.head)
         stream = Stream(source, "block", first_block, 10, 0.02, backfill_step=10, audit=audit)
         async with in_background(follow(stream, Outbox(database), lambda _: None, Wakeup())):
-            yield Story(database, world, tuple(map(node_name, urls)))
+            yield Scenario(database, simulation, tuple(map(node_name, urls)))
 
 
-def world_of(seed: int, blocks: int = BLOCKS, chain: Chain | None = None) -> Simulation:
-    world = Simulation(seed, chain=chain, events_per_block=1.5)
-    world.history(blocks, blocks)
-    return world
+def simulation_of(seed: int, blocks: int = BLOCKS, chain: Chain | None = None) -> Simulation:
+    simulation = Simulation(seed, chain=chain, events_per_block=1.5)
+    simulation.history(blocks, blocks)
+    return simulation
 
 
-def forked(world: Simulation, at: int, blocks: int, seed: int = 99) -> Chain:
-    """A branch of which each block pays to a watched vault: whoever believes it tells what never was."""
-    vault = world.registrations[0].address
-    branch = world.chain.fork(at, seed) if at else Chain(seed)
+def forked(simulation: Simulation, at: int, blocks: int, seed: int = 99) -> Chain:
+    """A branch of which each block pays to a watched vault; a reader that trusts it reports false payments."""
+    vault = simulation.registrations[0].address
+    branch = simulation.chain.fork(at, seed) if at else Chain(seed)
     for _ in range(blocks):
         branch.mine([branch.transaction([log_of(Funding(vault, 10**18))])])
     return branch
@@ -170,12 +170,12 @@ def lies_and_fails(server: ExecutionServer, _: Simulation) -> None:
     server.faults.once(Fault.EMPTY_LOGS, 2)
 
 
-def is_another_chain(server: ExecutionServer, world: Simulation) -> None:
-    server.node.chain = forked(world, 0, 2 * BLOCKS)
+def is_another_chain(server: ExecutionServer, simulation: Simulation) -> None:
+    server.node.chain = forked(simulation, 0, 2 * BLOCKS)
 
 
-def is_on_another_fork(server: ExecutionServer, world: Simulation) -> None:
-    server.node.chain = forked(world, FORK, 2 * BLOCKS)
+def is_on_another_fork(server: ExecutionServer, simulation: Simulation) -> None:
+    server.node.chain = forked(simulation, FORK, 2 * BLOCKS)
 
 
 def is_pruned(server: ExecutionServer, _: Simulation) -> None:
@@ -190,14 +190,14 @@ def hangs(server: ExecutionServer, _: Simulation) -> None:
     server.faults.rates = {Fault.HANG: 1.0}
 
 
-def heal(server: ExecutionServer, world: Simulation) -> None:
-    server.node.chain, server.node.behind, server.node.oldest, server.node.oldest_logs = world.chain, 0, 0, 0
+def heal(server: ExecutionServer, simulation: Simulation) -> None:
+    server.node.chain, server.node.behind, server.node.oldest, server.node.oldest_logs = simulation.chain, 0, 0, 0
     server.faults.stop()
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What happens to a node, and how a story goes that meets it.
+    """What happens to a node, and how a scenario goes that meets it.
 
     `behind`: how many blocks before the end a stream may stay whose preferred node is in it. Not `from_the_start`: a
     node shows it by what does not link to the blocks before. `heals_itself`: it is got over without help, also alone.

@@ -39,7 +39,7 @@ class Lie(StrEnum):
     UNDECODABLE = "undecodable"  # watched logs have no data
     TRUNCATED = "truncated"  # the second half of each block's logs is missing
     FALSE_HEADER = "false_header"  # times and roots are others under the true hash
-    FORGED_BLOCK = "forged_block"  # altered, with receipts root, bloom and hash of its own: neighbours do not link
+    FORGED_BLOCK = "forged_block"  # altered, with receipts root, bloom and hash of its own: adjacent blocks do not link
     RENAMED = "renamed"  # transactions, and so their hashes in logs and receipts, are others than those of the header
     EARLY_FORK = "early_fork"  # a branch that is consistent in itself, also claimed as finalized
     LATE_FORK = "late_fork"
@@ -49,11 +49,11 @@ class Lie(StrEnum):
 
 
 class LyingServer(ExecutionServer):
-    """A node of a world's chain that tells one `lie`, about blocks from `since` on, until `be_honest`."""
+    """A node of a simulation's chain that answers with one `lie`, about blocks from `since` on, until `be_honest`."""
 
-    def __init__(self, world: Simulation, lie: Lie, *, since: int = 1, pruned_before: int = EARLY_FORK) -> None:
-        super().__init__(world.chain)
-        self._world = world
+    def __init__(self, simulation: Simulation, lie: Lie, *, since: int = 1, pruned_before: int = EARLY_FORK) -> None:
+        super().__init__(simulation.chain)
+        self._simulation = simulation
         match lie:
             case Lie.STALE:
                 self.node.behind = STALE_BLOCKS
@@ -62,34 +62,34 @@ class LyingServer(ExecutionServer):
             case Lie.PRUNED_RECEIPTS:
                 self.node.oldest_receipts = pruned_before
             case Lie.EARLY_FORK | Lie.LATE_FORK:
-                self.node.chain = branch_of(world, EARLY_FORK if lie is Lie.EARLY_FORK else LATE_FORK)
+                self.node.chain = branch_of(simulation, EARLY_FORK if lie is Lie.EARLY_FORK else LATE_FORK)
             case _:
-                self.node.chain = FalseChain(world.chain, _EDITS[lie], watched_addresses(world), since)
+                self.node.chain = FalseChain(simulation.chain, _EDITS[lie], watched_addresses(simulation), since)
 
     def be_honest(self) -> None:
         """Answer with the truth from now on."""
         node = self.node
-        node.chain, node.behind, node.oldest_receipts = self._world.chain, 0, 0
+        node.chain, node.behind, node.oldest_receipts = self._simulation.chain, 0, 0
         self._rendered.clear()
 
 
-def watched_addresses(world: Simulation) -> frozenset[bytes]:
+def watched_addresses(simulation: Simulation) -> frozenset[bytes]:
     """The vaults and queues that are registered."""
-    named = ((registration.address, registration.queue) for registration in world.registrations)
+    named = ((registration.address, registration.queue) for registration in simulation.registrations)
     return frozenset(address for pair in named for address in pair if address is not None)
 
 
-def branch_of(world: Simulation, last_common: int) -> Chain:
+def branch_of(simulation: Simulation, last_common: int) -> Chain:
     """A branch that grows with the chain; each of its blocks pays to a watched vault."""
-    vault = world.registrations[0].address
-    branch = world.chain.fork(last_common, seed=world.chain.seed + 1)
+    vault = simulation.registrations[0].address
+    branch = simulation.chain.fork(last_common, seed=simulation.chain.seed + 1)
 
     def grow() -> None:
-        while branch.head.number < world.chain.head.number:
+        while branch.head.number < simulation.chain.head.number:
             branch.mine([branch.transaction([log_of(Funding(vault, 10**18))])])
 
     grow()
-    world.chain.on_block.append(grow)
+    simulation.chain.on_block.append(grow)
     return branch
 
 

@@ -60,7 +60,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, number: int, change: Change, cid: str
 
 
 def final_reports(made: Simulation) -> dict[str, ReportLog]:
-    """The reports with files that the world's oracle published in final blocks, by CID."""
+    """The reports with files that the simulation's oracle published in final blocks, by CID."""
     found = {}
     for placed in made.chain.logs(0, made.chain.finalized_number or 0, [REPORT_TOPIC]):
         one = placed.log

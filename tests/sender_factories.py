@@ -1,4 +1,4 @@
-"""A sender, and TLS receivers on loopback whose answers a story writes byte by byte."""
+"""A sender, and TLS receivers on loopback whose answers a scenario writes byte by byte."""
 
 from __future__ import annotations
 

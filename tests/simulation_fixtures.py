@@ -1,4 +1,4 @@
-"""A devnet world, registered in a database and read through the real source."""
+"""A devnet simulation, registered in a database and read through the real source."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LogFact = tuple[int, int, bytes, bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class StakingSources:
-    """What reads activations, exits and withdrawals of a world."""
+    """What reads activations, exits and withdrawals of a simulation."""
 
     discovery: Discovery
     validators: ValidatorsSource
@@ -100,14 +100,14 @@ async def reading(
 
 @asynccontextmanager
 async def staking(
-    database: Database, world: Simulation, node: ExecutionServer, beacon_node: BeaconServer
+    database: Database, simulation: Simulation, node: ExecutionServer, beacon_node: BeaconServer
 ) -> AsyncIterator[StakingSources]:
     """Discovery and the two sources of the beacon chain, whose clock shows the time of the chain's head."""
     beacon_options = BeaconOptions(retry_wait_s=0.01, set_aside_s=0.05)
     options = ExecutionOptions(retry_wait_s=0.01, set_aside_s=0.05)
 
     def now_s() -> float:
-        return float(world.chain.head.timestamp_s)
+        return float(simulation.chain.head.timestamp_s)
 
     urls = [await node.start()], [await beacon_node.start()]
     try:
@@ -126,24 +126,26 @@ async def staking(
         await beacon_node.stop()
 
 
-def watched(world: Simulation) -> Watched:
+def watched(simulation: Simulation) -> Watched:
     return Watched(
-        frozenset(Address(one.address) for one in world.registrations),
-        frozenset(Address(one.queue) for one in world.registrations if one.queue is not None),
+        frozenset(Address(registration.address) for registration in simulation.registrations),
+        frozenset(
+            Address(registration.queue) for registration in simulation.registrations if registration.queue is not None
+        ),
     )
 
 
-def whole(world: Simulation) -> Span:
+def whole(simulation: Simulation) -> Span:
     """All that is final."""
-    assert world.chain.finalized_number is not None
-    return Span(0, world.chain.finalized_number)
+    assert simulation.chain.finalized_number is not None
+    return Span(0, simulation.chain.finalized_number)
 
 
-def truth(world: Simulation, span: Span) -> list[LogFact]:
+def truth(simulation: Simulation, span: Span) -> list[LogFact]:
     """The logs of the contract events in a span, by the chain's own record."""
     return [
-        (one.block.number, one.log_index, one.tx_hash, one.log.address, one.log.data)
-        for one in world.chain.logs(span.first, span.last, TOPICS)
+        (log.block.number, log.log_index, log.tx_hash, log.log.address, log.log.data)
+        for log in simulation.chain.logs(span.first, span.last, TOPICS)
     ]
 
 
@@ -153,7 +155,7 @@ def log_facts(logs: Iterable[Log]) -> list[LogFact]:
 
 
 async def add_accounts(database: Database, registrations: Iterable[Registration]) -> None:
-    for account_id in sorted({one.account_id for one in registrations}):
+    for account_id in sorted({registration.account_id for registration in registrations}):
         await accounts.add_account(database, account_id, account_id)
 
 
@@ -164,15 +166,15 @@ async def add_vault(database: Database, one: Registration) -> accounts.Registere
     )
 
 
-async def register(database: Database, world: Simulation) -> None:
-    await add_accounts(database, world.registrations)
-    for one in world.registrations:
-        await add_vault(database, one)
+async def register(database: Database, simulation: Simulation) -> None:
+    await add_accounts(database, simulation.registrations)
+    for registration in simulation.registrations:
+        await add_vault(database, registration)
 
 
-async def open_at(database: Database, world: Simulation, block: int) -> None:
-    """Makes the live cursor at a block of the world, as the first start of the daemon does at the head."""
-    found = world.chain.block(block)
+async def open_at(database: Database, simulation: Simulation, block: int) -> None:
+    """Makes the live cursor at a block of the simulation, as the first start of the daemon does at the head."""
+    found = simulation.chain.block(block)
     assert found is not None
     await cursors.open_stream(database, "logs", block, hex_text(found.hash))
 

@@ -168,8 +168,13 @@ def _block(spec: Any, state: Any, block: Any, body_root: Any, payload: Any, requ
         execution_time_s=int(payload.timestamp),
         execution_header=_execution_header(payload, bytes(block.parent_root), requests_hash),
         withdrawals=tuple(
-            Withdrawal(int(one.index), int(one.validator_index), bytes(one.address), int(one.amount))
-            for one in payload.withdrawals
+            Withdrawal(
+                int(withdrawal.index),
+                int(withdrawal.validator_index),
+                bytes(withdrawal.address),
+                int(withdrawal.amount),
+            )
+            for withdrawal in payload.withdrawals
         ),
         validators=tuple(
             Validator(

@@ -103,7 +103,7 @@ class SpecNode:
         content = await request.read()
         if request.path == "/":
             sent = msgspec.json.decode(content)
-            return _reply([self._rpc(one) for one in sent] if isinstance(sent, list) else self._rpc(sent))
+            return _reply([self._rpc(delivery) for delivery in sent] if isinstance(sent, list) else self._rpc(sent))
         self.calls[f"{request.method} {request.path}"] += 1
         try:
             if request.path == "/eth/v2/debug/beacon/states/finalized":
@@ -181,7 +181,7 @@ class SpecNode:
 
     def _validators(self, block: SpecBlock, ids: Sequence[str]) -> list[Json]:
         """The records of these ids, unknown ones left out; without ids all of them."""
-        if wrong := [one for one in ids if not _VALIDATOR_ID.fullmatch(one)]:
+        if wrong := [item_id for item_id in ids if not _VALIDATOR_ID.fullmatch(item_id)]:
             raise Refusal(400, f"{wrong[0]} is no index and no public key of a validator")
         epoch = block.slot // self.chain.slots_per_epoch
         return [
@@ -247,12 +247,12 @@ class SpecNode:
         block = self.chain.blocks[number]
         paid = [
             {
-                "index": hex(one.index),
-                "validatorIndex": hex(one.validator_index),
-                "address": _hex(one.address),
-                "amount": hex(one.amount_gwei),
+                "index": hex(withdrawal.index),
+                "validatorIndex": hex(withdrawal.validator_index),
+                "address": _hex(withdrawal.address),
+                "amount": hex(withdrawal.amount_gwei),
             }
-            for one in block.withdrawals
+            for withdrawal in block.withdrawals
         ]
         return {**block.execution_header, "size": "0x400", "transactions": [], "uncles": [], "withdrawals": paid}
 

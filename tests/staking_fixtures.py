@@ -1,4 +1,4 @@
-"""Several nodes over one devnet world with validators, what reads them, and nodes that leave something out."""
+"""Several nodes over one devnet simulation with validators, what reads them, and nodes that leave something out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vaultevents.watch.withdrawals import WithdrawalsSource
 STAKING_TYPES = tuple(name for name in EVENT_TYPES if name.startswith("validator_"))
 
 
-def staking_world(blocks: int = 240, seed: int = 3, **settings: Any) -> Simulation:
+def staking_simulation(blocks: int = 240, seed: int = 3, **settings: Any) -> Simulation:
     made = Simulation(seed, validators=40, **settings)
     made.history(blocks)
     return made
@@ -49,7 +49,7 @@ async def staking_of(
     timeout_s: float = 10.0,
     set_aside_s: float = 0.02,
 ) -> AsyncIterator[StakingSources]:
-    """Like `worlds.staking`, over any number of nodes (by default one of each) and with deadlines that a test sets."""
+    """Like `simulation_fixtures.staking`, over any number of nodes (default: one of each) and with given deadlines."""
     nodes = nodes or [ExecutionServer(made.chain)]
     beacon_nodes = beacon_nodes or [BeaconServer(made.beacon)]
     servers: list[ExecutionServer | BeaconServer] = [*nodes, *beacon_nodes]
@@ -96,4 +96,4 @@ class LeavingOut(Node):
 
 async def problems(database: Database) -> dict[str, str | None]:
     """Why each live stream does not move, as `status` shows it."""
-    return {one.stream: one.problem for one in (await status.read(database)).cursors if one.kind == "live"}
+    return {cursor.stream: cursor.problem for cursor in (await status.read(database)).cursors if cursor.kind == "live"}

@@ -37,7 +37,7 @@ class Customer:
         return pyotp.HOTP(self.seed).at(int(self.now_s // STEP_S))
 
     def grant(self, code: str | None = None) -> Authorization:
-        """What a request half a minute after the last one brings: a token of its own, and its code or the one told."""
+        """What a request half a minute after the last one brings: a token of its own, and its code or the given one."""
         self.now_s += STEP_S
         return Authorization(self.account_id, fresh_bytes(32), code or self.code(), self.now_s)
 

@@ -1,4 +1,4 @@
-"""Small builders for stories about the store and the dispatcher, and the check that every ledger adds up (rule P9)."""
+"""Builders for tests of the store and the dispatcher, and the check that every ledger adds up (rule P9)."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def live_at(database: Database, block: int) -> Outbox:
     return Outbox(database)
 
 
-async def simple_world(database: Database) -> Outbox:
+async def simple_simulation(database: Database) -> Outbox:
     """One account `acme` with the vault `v1` and its queue `q1` from block 1 on; the logs are read up to block 0."""
     await account(database)
     await vault(database, queue="q1", first_block=1)
@@ -140,7 +140,7 @@ async def live(outbox: Outbox) -> Cursor:
 async def events_of(outbox: Outbox, observations: Iterable[Observation]) -> tuple[list[Event], int]:
     """The events by today's registry, and its version."""
     registry = await outbox.registry()
-    return [event for one in observations for event in project(one, registry)], registry.version
+    return [event for observation in observations for event in project(observation, registry)], registry.version
 
 
 async def commit(outbox: Outbox, *observations: Observation) -> Committed:
@@ -153,8 +153,8 @@ async def commit(outbox: Outbox, *observations: Observation) -> Committed:
 
 
 async def some_deliveries(database: Database, number: int) -> tuple[Outbox, Subscription]:
-    """A simple world with `number` fundings, sent to one webhook that receives everything."""
-    outbox = await simple_world(database)
+    """A simple simulation with `number` fundings, sent to one webhook that receives everything."""
+    outbox = await simple_simulation(database)
     subscription = await webhook(database)
     await commit(outbox, *(funding(n) for n in range(number)))
     return outbox, subscription

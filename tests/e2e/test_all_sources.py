@@ -29,9 +29,9 @@ BLOCKS = 160
 
 @dataclass(frozen=True, slots=True)
 class Everything:
-    """A world with validators and reports, its servers, and a command line configured for all of them."""
+    """A simulation with validators and reports, its servers, and a command line configured for all of them."""
 
-    world: Simulation
+    simulation: Simulation
     beacon: BeaconServer
     gateway: Gateway
     shell: CommandLine
@@ -41,36 +41,36 @@ class Everything:
         return await self.shell.run(*arguments, "--config", str(self.config))
 
     async def status_once(self, wanted: Callable[[str], bool]) -> str:
-        """What `status` tells as soon as it is what is wanted."""
+        """What `status` reports as soon as it is what is wanted."""
         async with asyncio.timeout(WAIT_TIMEOUT_S):
-            while not wanted(told := (await self.run("status")).ok().stdout):
+            while not wanted(reported := (await self.run("status")).ok().stdout):
                 await asyncio.sleep(0.2)
-        return told
+        return reported
 
     def due(self) -> set[tuple[str, str]]:
-        return set(self.world.expected(now_s=time.time()))
+        return set(self.simulation.expected(now_s=time.time()))
 
 
 @asynccontextmanager
 async def everything(home: Path) -> AsyncIterator[Everything]:
     chain = Chain(4, genesis_time_s=int(time.time()) - BLOCKS - 40, seconds_per_slot=1)
-    world = Simulation(4, chain=chain, validators=40, report_every=25)
-    world.history(BLOCKS)
-    node, beacon, gateway = ExecutionServer(chain), BeaconServer(world.beacon), Gateway(world.report_files)
+    simulation = Simulation(4, chain=chain, validators=40, report_every=25)
+    simulation.history(BLOCKS)
+    node, beacon, gateway = ExecutionServer(chain), BeaconServer(simulation.beacon), Gateway(simulation.report_files)
     config = home / "vaultevents.toml"
     config.write_text(
         f'network = "devnet"\nchain_id = {chain.chain_id}\ndata_dir = "data"\n'
         f'[execution]\nurls = ["{await node.start()}"]\npoll_interval_s = 0.1\n'
         f'[beacon]\nurls = ["{await beacon.start()}"]\npoll_interval_s = 0.2\n'
         f'[reports]\ngateways = ["{await gateway.start()}"]\npoll_interval_s = 0.2\n'
-        f'[contracts]\nlazy_oracles = ["0x{world.lazy_oracle.hex()}"]\n'
+        f'[contracts]\nlazy_oracles = ["0x{simulation.lazy_oracle.hex()}"]\n'
         "[api]\nport = 0\n"
     )
-    made = Everything(world, beacon, gateway, CommandLine.of(home), config)
+    made = Everything(simulation, beacon, gateway, CommandLine.of(home), config)
     try:
-        for account_id in sorted({one.account_id for one in world.registrations}):
+        for account_id in sorted({registration.account_id for registration in simulation.registrations}):
             (await made.run("account", "add", account_id)).ok()
-        for one in world.registrations:
+        for one in simulation.registrations:
             queue = [] if one.queue is None else ["--queue", f"0x{one.queue.hex()}"]
             vault = [one.account_id, one.vault_id, f"0x{one.address.hex()}"]
             (await made.run("vault", "add", *vault, *queue, "--start-block", str(one.first_block))).ok()
@@ -101,7 +101,7 @@ async def test_six_event_types_and_their_replays(tmp_path: Path) -> None:
 
                 ended = await running.end()
                 assert ended.code == 0
-                head = here.world.chain.finalized_number
+                head = here.simulation.chain.finalized_number
                 replayed = (await here.run("replay", "--from-block", "0", "--to-block", str(head), "--json")).ok().json
                 assert replayed["derived"] == replayed["identical"] > 0
                 assert (replayed["inserted"], replayed["different"]) == (0, 0)
@@ -125,13 +125,13 @@ async def test_a_report_by_hand(tmp_path: Path) -> None:
             await running.said("report_waits", times=4)
             await running.end()
             listed = (await here.run("report", "show", "--json")).ok().json["reports"]
-            pending = [one for one in listed if one["state"] == "pending"]
+            pending = [item for item in listed if item["state"] == "pending"]
             assert len(pending) > 2
             assert any("404" in str(one["problem"]) for one in pending)
             assert (await here.run("status")).ok().stdout.count("wait for their files") == 1
 
             file = tmp_path / "report.json"
-            file.write_bytes(here.world.report_files[pending[0]["cid"]])
+            file.write_bytes(here.simulation.report_files[pending[0]["cid"]])
             resolved = (await here.run("report", "import", str(file), "--json")).ok().json["resolved"]
             assert [one["cid"] for one in resolved] == [pending[0]["cid"]]
             file.write_bytes(file.read_bytes() + b" ")
@@ -151,12 +151,12 @@ async def test_a_stalled_stream_says_why(tmp_path: Path) -> None:
     async with everything(tmp_path) as here:
         with EmbeddedPostgres(tmp_path / "data" / "postgres"):
             running = await here.shell.start("run", "--config", str(here.config))
-            await here.status_once(lambda told: "validators" in told)
+            await here.status_once(lambda reported: "validators" in reported)
             here.beacon.faults.rates[Fault.SYNCING] = 1.0
             for _ in range(24):  # finality moves on, so discovery has to ask the node
-                here.world.step()
+                here.simulation.step()
             await running.said("discovery_waits")
-            assert "syncing" in await here.status_once(lambda told: "stalled" in told)
+            assert "syncing" in await here.status_once(lambda reported: "stalled" in reported)
             await running.end()
 
 
@@ -171,6 +171,6 @@ async def test_a_first_start_with_a_node_that_syncs_says_why_nothing_begins(tmp_
             assert "syncing" in said
             here.beacon.faults.stop()
             await running.said("validator_scan_done")
-            await here.status_once(lambda told: "stalled" not in told)
+            await here.status_once(lambda reported: "stalled" not in reported)
             assert "stalled" not in (await here.run("status")).ok().stdout
             await running.end()

@@ -32,7 +32,7 @@ def chain(tmp_path: Path) -> Iterator[evm.Chain]:
 
 
 class Operator:
-    """The service over a chain, with the shipped configuration: only the node's URL and the authority are set."""
+    """The service over a chain, with the shipped configuration; only node, authority and port of the API are set."""
 
     def __init__(self, home: Path, chain: evm.Chain, receivers: Receivers) -> None:
         text = CONFIG.read_text().replace("http://127.0.0.1:8545", chain.url)
@@ -43,7 +43,7 @@ class Operator:
                 '# data_dir = "/var/lib/vaultevents"', 'data_dir = "data"'
             )
         )
-        self.shell = CommandLine.of(home)
+        self.shell = CommandLine.of(home, VAULTEVENTS_API__PORT="0")
         self.receivers = receivers
 
     async def does(self, *arguments: str) -> Any:
@@ -77,11 +77,11 @@ def booked(hook: Hook) -> set[tuple[str, str]]:
     """What a receiver has booked: id and amount of all that verified."""
     assert hook.bad_signatures == 0
     found = set()
-    for one in hook.accepted:
-        body = json.loads(one.body)
-        assert body["id"] == one.webhook_id
+    for request in hook.accepted:
+        body = json.loads(request.body)
+        assert body["id"] == request.webhook_id
         amount = body["payload"].get("amount_wei") or body["payload"].get("amount_eth")
-        found.add((one.webhook_id, amount))
+        found.add((request.webhook_id, amount))
     return found
 
 
@@ -111,12 +111,12 @@ async def test_from_a_real_evm_to_verified_webhooks(tmp_path: Path, chain: evm.C
             multicall, [evm.Inner(first, 2 * ETH, evm.FUND), evm.Inner(first, 3 * ETH + 7, evm.FUND)]
         )
         await asyncio.sleep(0.7)
-        assert booked(acme) == expected, "what is not final is told to nobody"
+        assert booked(acme) == expected, "what is not final is sent to nobody"
         chain.finalize()
         expected |= {funding("acme", twice, 5 * ETH + 7)}
         await until(lambda: booked(acme) == expected)
 
-        running.tell(signal.SIGKILL)
+        running.send_signal(signal.SIGKILL)
         await running.end(None)
         three = chain.multicall(
             multicall, [evm.Inner(vault, n, evm.FUND) for n, vault in enumerate((second, third, first), 1)]

@@ -84,7 +84,7 @@ def blocks(language: str) -> list[str]:
 
 
 async def registered(here: Place) -> tuple[str, str]:
-    """What the document tells the operator to do, done; the API key and the seed of the second factor."""
+    """Do what the document asks of the operator; return the API key and the seed of the second factor."""
     answers: dict[str, Any] = {}
     for line in blocks("sh")[0].splitlines():
         program, *arguments = shlex.split(line)
@@ -207,7 +207,7 @@ async def test_the_document_names_every_route_field_and_error(here: Place) -> No
     assert sorted((method, path) for method, path, _ in rows) == sorted(routes)
 
     for method, path, rest in rows:
-        parameters = {one["name"]: one["in"] for one in routes[method, path].get("parameters", [])}
+        parameters = {parameter["name"]: parameter["in"] for parameter in routes[method, path].get("parameters", [])}
         assert rest.startswith(" yes |") == ("X-MFA-Code" in parameters), path
         if (named := re.findall(r"`(\w+)`", rest.split("|")[0])) or "events" in path:
             assert set(named) == {name for name, place in parameters.items() if place == "query"}, path
@@ -278,7 +278,7 @@ async def test_a_key_for_some_addresses_only(here: Place) -> None:
     theirs = (await here.run(*add, "--allow-ip", "192.0.2.0/24")).ok().json
     assert ours["allowedNetworks"] == ["127.0.0.1/32", "2001:db8::/32"]
     assert (ours["name"], ours["role"], ours["revokedAt"]) == ("back office", "read", None)
-    assert [one["id"] for one in (await here.run("key", "list", "--json")).ok().json["keys"]] == [
+    assert [key["id"] for key in (await here.run("key", "list", "--json")).ok().json["keys"]] == [
         ours["id"],
         theirs["id"],
     ]
@@ -331,7 +331,7 @@ async def on_terminal(here: Place, *arguments: str, **environment: str) -> str:
 
 def read_to_the_end(terminal: int) -> bytes:
     parts = []
-    with suppress(OSError):  # is raised when whoever wrote to it is gone
+    with suppress(OSError):  # raised once the writer has exited
         while part := os.read(terminal, 65536):
             parts.append(part)
     return b"".join(parts)

@@ -1,4 +1,4 @@
-"""What a user or the world gets wrong: one clear sentence and exit code 1 (2 for usage), no traceback, nothing lost."""
+"""Wrong input and wrong surroundings: one clear sentence and exit code 1 (2 for usage), no traceback, nothing lost."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ VAULT = "0x5FbDB2315678afecb367f032d93F642f64180aa3"
 
 @pytest.fixture
 async def here(tmp_path: Path, data_dir: Path, server: ServerAddress) -> AsyncIterator[Place]:
-    world = Simulation(4)
-    world.history(20, 30)
-    async with place(tmp_path, data_dir, world) as found:
+    simulation = Simulation(4)
+    simulation.history(20, 30)
+    async with place(tmp_path, data_dir, simulation) as found:
         yield found
 
 
@@ -47,7 +47,7 @@ async def run_to_the_head(here: Place) -> None:
     """Registers, reads and delivers all there is, and stops."""
     hooks = await here.subscribed()
     running = await here.shell.start("run")
-    await until(lambda: all(delivered(hook).keys() >= wanted(here.world, name) for name, hook in hooks.items()))
+    await until(lambda: all(delivered(hook).keys() >= wanted(here.simulation, name) for name, hook in hooks.items()))
     (await running.end()).ok()
 
 
@@ -108,7 +108,7 @@ async def test_an_account_id_or_name_that_cannot_be(here: Place) -> None:
 
 async def test_wrong_usage(here: Place) -> None:
     for arguments in (["frobnicate"], ["run", "--frobnicate"], ["vault", "add", "acme"]):
-        done = await here.run(*arguments)
+        done = await here.shell.freshly().run(*arguments)
         assert (done.code, done.stdout) == (2, "")
         assert "Traceback" not in done.stderr
         assert "Error: " in done.stderr
@@ -126,12 +126,12 @@ async def test_a_node_of_another_chain(here: Place, server: ServerAddress) -> No
             assert "5" in done.error
         done = await here.run("run", VAULTEVENTS_EXECUTION__URLS=url, VAULTEVENTS_CHAIN_ID="5")
         assert done.error == (
-            f"this database belongs to chain {here.world.chain.chain_id}, and the configuration says 5: "
+            f"this database belongs to chain {here.simulation.chain.chain_id}, and the configuration says 5: "
             "use the configuration of that chain, or another database (or data_dir)"
         )
     finally:
         await other.stop()
-    twin = ExecutionServer(Chain(98, chain_id=here.world.chain.chain_id))  # the same id, another block 0
+    twin = ExecutionServer(Chain(98, chain_id=here.simulation.chain.chain_id))  # the same id, another block 0
     try:
         url = await twin.start()
         done = await here.run("run", VAULTEVENTS_EXECUTION__URLS=url)
@@ -161,17 +161,17 @@ async def test_a_node_that_goes_and_returns(here: Place, server: ServerAddress) 
     here.configure()
     hook = (await here.subscribed())["acme"]
     running = await here.shell.start("run")
-    await until(lambda: delivered(hook).keys() >= wanted(here.world, "acme"))
+    await until(lambda: delivered(hook).keys() >= wanted(here.simulation, "acme"))
     await door.shut()
     await running.said("stream_waits")
     before = await everything(server, here)
     for _ in range(6):
-        here.world.step()
+        here.simulation.step()
     await running.said("stream_waits", times=2)
     assert await everything(server, here) == before
     assert running.process.returncode is None
     await door.open()
-    await until(lambda: delivered(hook).keys() >= wanted(here.world, "acme"))
+    await until(lambda: delivered(hook).keys() >= wanted(here.simulation, "acme"))
     (await running.end()).ok()
     await door.shut()
 
@@ -188,10 +188,10 @@ async def test_run_opens_the_port_of_the_api_and_no_other(here: Place, serve: st
     family = [process, *process.children(recursive=True), *postmaster]
     open_ports = [link for one in family for link in one.net_connections("tcp") if link.status == psutil.CONN_LISTEN]
     ended = (await running.end()).ok()
-    told = [line["url"] for line in ended.logs if line["event"] == "api_listens"]
-    assert told == [f"http://{link.laddr.ip}:{link.laddr.port}" for link in open_ports]
-    assert len(told) == (serve == "on")
-    assert all(url.startswith("http://127.0.0.1:") for url in told)
+    reported = [line["url"] for line in ended.logs if line["event"] == "api_listens"]
+    assert reported == [f"http://{link.laddr.ip}:{link.laddr.port}" for link in open_ports]
+    assert len(reported) == (serve == "on")
+    assert all(url.startswith("http://127.0.0.1:") for url in reported)
 
 
 async def test_a_port_in_use_is_one_sentence(here: Place) -> None:
@@ -205,8 +205,8 @@ async def test_a_port_in_use_is_one_sentence(here: Place) -> None:
 
 
 async def test_an_argument_that_is_no_text(here: Place) -> None:
-    told = (await here.run("webhook", "remove", "acme", "wh-\udcff")).error
-    assert told == r"the argument 'wh-\udcff' is not UTF-8: write it in this encoding"
+    reported = (await here.shell.freshly().run("webhook", "remove", "acme", "wh-\udcff")).error
+    assert reported == r"the argument 'wh-\udcff' is not UTF-8: write it in this encoding"
 
 
 async def test_only_an_api_that_is_off_is_refused(here: Place) -> None:
@@ -308,6 +308,7 @@ async def test_files_that_are_not_what_they_should_be(here: Place) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
 async def test_an_answer_that_cannot_be_written(here: Place) -> None:
+    (await here.run("account", "list")).ok()  # makes the key file of this database and reports it
     process = await asyncio.create_subprocess_shell(
         f"exec {sys.executable} -m vaultevents account add acme > /dev/full",
         cwd=here.home,
@@ -318,7 +319,7 @@ async def test_an_answer_that_cannot_be_written(here: Place) -> None:
     assert process.returncode == 1
     assert stderr.decode().startswith("error: the work is done, but its answer cannot be written (No space left")
     assert stderr.count(b"\n") == 1
-    assert [one["id"] for one in (await here.run("account", "list", "--json")).json["accounts"]] == ["acme"]
+    assert [account["id"] for account in (await here.run("account", "list", "--json")).json["accounts"]] == ["acme"]
 
 
 @pytest.fixture
@@ -361,27 +362,27 @@ async def test_no_disk_at_the_first_start(tmp_path: Path, small_disk: Path) -> N
 
 async def test_no_disk_while_running(tmp_path: Path, small_disk: Path) -> None:
     """It says so and waits; the cursor does not move; with room again it goes on, and nothing is lost."""
-    world = Simulation(4, events_per_block=40)
-    world.history(5, 30)
-    async with place(tmp_path, small_disk / "data", world) as here:
+    simulation = Simulation(4, events_per_block=40)
+    simulation.history(5, 30)
+    async with place(tmp_path, small_disk / "data", simulation) as here:
         hooks = await here.subscribed()
         here.configure(execution="span_blocks = 1")
         running = await here.shell.start("run")
-        await until(lambda: all(delivered(hook).keys() >= wanted(world, name) for name, hook in hooks.items()))
+        await until(lambda: all(delivered(hook).keys() >= wanted(simulation, name) for name, hook in hooks.items()))
         filling = fill(small_disk)
         while not (text := running.stderr_so_far).count("No space left on device"):
-            world.step()
+            simulation.step()
             await asyncio.sleep(0.02)
         assert '"stream_waits"' in text
         with EmbeddedPostgres(small_disk / "data" / "postgres") as address:
             async with asking(address, here.schema) as connection:
                 position = await connection.fetchval("select position from cursors where kind = 'live'")
                 stored = await connection.fetchval("select count(*) from events")
-            assert position < (world.chain.finalized_number or 0)
-            assert stored == len(world.expected(through=position))
+            assert position < (simulation.chain.finalized_number or 0)
+            assert stored == len(simulation.expected(through=position))
             blocked = await here.run("account", "add", "later")
             assert blocked.code == 0 or "No space left on device" in blocked.error
         filling.unlink()
-        await until(lambda: all(delivered(hook).keys() >= wanted(world, name) for name, hook in hooks.items()))
+        await until(lambda: all(delivered(hook).keys() >= wanted(simulation, name) for name, hook in hooks.items()))
         ended = (await running.end()).ok()
         assert "Traceback" not in ended.stderr

@@ -45,7 +45,7 @@ class Customer:
 
 
 @dataclass(slots=True)
-class Story:
+class Scenario:
     """What was used, and what was seen of it."""
 
     canaries: set[str] = field(default_factory=set)
@@ -79,22 +79,22 @@ async def dump(server: ServerAddress, schema: str) -> str:
 
 
 @asynccontextmanager
-async def site(tmp_path: Path) -> AsyncIterator[tuple[Place, ServerAddress, list[Customer], Story]]:
+async def site(tmp_path: Path) -> AsyncIterator[tuple[Place, ServerAddress, list[Customer], Scenario]]:
     """A configured place with its customers; what is secret of both is noted."""
-    story, world = Story(), Simulation(8)
-    world.history(20, 30)
+    scenario, simulation = Scenario(), Simulation(8)
+    simulation.history(20, 30)
     with EmbeddedPostgres(tmp_path / "data" / "postgres") as server:
-        async with place(tmp_path, tmp_path / "data", world) as here:
+        async with place(tmp_path, tmp_path / "data", simulation) as here:
             rpc_key = secrets.token_hex(16)
             here.url = f"{here.url}/?apikey={rpc_key}"
             sockets = f'websocket_urls = ["{here.url.replace("http", "ws")}", "ws://127.0.0.1:1/{rpc_key}"]'
             api = "port = 0\nrequests_per_minute = 1000000\nburst = 1000000"
             here.configure(execution=sockets, api=api, log='level = "debug"', metrics='serve = "on"\nport = 0')
             customers = await enrolled(config.load(here.config))
-            story.use(server.password, rpc_key, (tmp_path / "data" / "master.key").read_text().strip())
-            for one in customers:
-                story.use(one.api_key, one.seed)
-            yield here, server, customers, story
+            scenario.use(server.password, rpc_key, (tmp_path / "data" / "master.key").read_text().strip())
+            for customer in customers:
+                scenario.use(customer.api_key, customer.seed)
+            yield here, server, customers, scenario
 
 
 async def enrolled(settings: config.Settings) -> list[Customer]:
@@ -117,14 +117,20 @@ async def enrolled(settings: config.Settings) -> list[Customer]:
 
 
 async def ask(
-    session: aiohttp.ClientSession, story: Story, url: str, one: Customer, method: str, target: str, **options: str
+    session: aiohttp.ClientSession,
+    scenario: Scenario,
+    url: str,
+    one: Customer,
+    method: str,
+    target: str,
+    **options: str,
 ) -> aiohttp.ClientResponse:
     """A signed request; its token is one more secret, and a refusal one more text that must not repeat any."""
     body = options.get("body", "").encode()
     token = sign_request(
         key_pair(), target=options.get("signed", target), body=body, now_s=time.time(), nonce=secrets.randbelow(100_000)
     )
-    story.use(token, token.rsplit(".", 1)[1])
+    scenario.use(token, token.rsplit(".", 1)[1])
     headers = {"x-api-key": options.get("api_key", one.api_key), "authorization": f"Bearer {token}"}
     if body:
         headers["content-type"] = "application/json"
@@ -133,15 +139,15 @@ async def ask(
     answer = await session.request(method, url + target, headers=headers, data=body or None)
     text = await answer.text()
     if answer.status == 201:
-        story.use(json.loads(text)["secretToken"])
+        scenario.use(json.loads(text)["secretToken"])
     else:
-        story.seen.append(text)
-    story.seen.append(str(dict(answer.headers)))
+        scenario.seen.append(text)
+    scenario.seen.append(str(dict(answer.headers)))
     return answer
 
 
 async def test_no_secret_is_found_anywhere(tmp_path: Path) -> None:
-    async with site(tmp_path) as (here, server, customers, story):
+    async with site(tmp_path) as (here, server, customers, scenario):
         daemon = await here.shell.start("run")
         await daemon.said("api_listens")
         await daemon.said("metrics_listen")
@@ -155,7 +161,7 @@ async def test_no_secret_is_found_anywhere(tmp_path: Path) -> None:
                 new = json.dumps({"url": f"https://hooks.example/{secrets.token_hex(4)}"})
                 right = pyotp.HOTP(one.seed).at(int(time.time()) // STEP_S)
                 stranger = f"vek_{secrets.token_urlsafe(32)}"
-                story.use(stranger)
+                scenario.use(stranger)
                 for method, target, options in (
                     ("GET", "/v1/account", {}),
                     ("GET", WEBHOOKS, {}),
@@ -167,32 +173,34 @@ async def test_no_secret_is_found_anywhere(tmp_path: Path) -> None:
                     ("POST", WEBHOOKS, {"body": new, "code": right}),
                     ("GET", f"{WEBHOOKS}/nothing", {}),
                 ):
-                    statuses.add((await ask(session, story, url, one, method, target, **options)).status)
+                    statuses.add((await ask(session, scenario, url, one, method, target, **options)).status)
 
             for begin in range(0, CUSTOMERS, 10):
                 await asyncio.gather(*map(all_that_one_can_do, customers[begin : begin + 10]))
         assert statuses >= {200, 201, 401, 404, 422}
-        assert len(story.canaries) >= 1000
+        assert len(scenario.canaries) >= 1000
         async with asyncio.timeout(WAIT_TIMEOUT_S):  # the watchers have read with the key in their URL
             while not (await here.status())["cursors"]:
                 await asyncio.sleep(0.2)
-        told = (await here.run("status", "--json")).stdout
+        reported = (await here.run("status", "--json")).stdout
         async with aiohttp.ClientSession() as session, session.get(f"{scraped}/metrics") as answer:
             measured = await answer.text()
         ended = (await daemon.end()).ok()
         places = {
             "logs": ended.stderr + ended.stdout,
-            "answers": "\n".join(story.seen),
-            "status": told,
+            "answers": "\n".join(scenario.seen),
+            "status": reported,
             "metrics": measured,
             "database": await dump(server, here.schema),
         }
         assert all(len(text) > 100 for text in places.values())
-        assert {name: found(story.canaries, text) for name, text in places.items()} == {name: set() for name in places}
+        assert {name: found(scenario.canaries, text) for name, text in places.items()} == {
+            name: set() for name in places
+        }
 
-        # the control: the same search finds one that is told to a table, and one that a log lets slip in hex
+        # the control: the same search finds one that is stored in a table, and one that a log lets slip in hex
         async with asking(server, here.schema) as connection:
             await connection.execute("update accounts set name = $1 where id = 'acct-0'", customers[0].seed)
-        assert found(story.canaries, await dump(server, here.schema)) == {customers[0].seed}
+        assert found(scenario.canaries, await dump(server, here.schema)) == {customers[0].seed}
         slip = f"{places['logs']}\nkey {customers[1].api_key.encode().hex()}"
-        assert found(story.canaries, slip) == {customers[1].api_key}
+        assert found(scenario.canaries, slip) == {customers[1].api_key}

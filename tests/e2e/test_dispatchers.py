@@ -27,15 +27,15 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 async def here(tmp_path: Path, data_dir: Path) -> AsyncIterator[Place]:
-    world = Simulation(3)
-    world.history(20, 30)
-    async with place(tmp_path, data_dir, world) as found:
+    simulation = Simulation(3)
+    simulation.history(20, 30)
+    async with place(tmp_path, data_dir, simulation) as found:
         yield found
 
 
 def children(running: Running) -> list[psutil.Process]:
     """The dispatcher processes beside it."""
-    return [one for one in psutil.Process(running.pid).children() if "--while-stdin" in one.cmdline()]
+    return [child for child in psutil.Process(running.pid).children() if "--while-stdin" in child.cmdline()]
 
 
 async def test_three_dispatchers_deliver_each_event_once_and_drain_together(here: Place) -> None:
@@ -45,10 +45,10 @@ async def test_three_dispatchers_deliver_each_event_once_and_drain_together(here
     others = children(running)
     assert len(others) == 2
     for _ in range(10):
-        here.world.step()
-    await until(lambda: delivered(hook).keys() >= wanted(here.world, "acme"))
+        here.simulation.step()
+    await until(lambda: delivered(hook).keys() >= wanted(here.simulation, "acme"))
     ended = (await running.end(signal.SIGTERM)).ok()
-    assert not any(one.is_running() for one in others)
+    assert not any(other.is_running() for other in others)
     assert [line["event"] for line in ended.logs].count("dispatch_drained") == 3
     assert set(delivered(hook).values()) == {1}
 

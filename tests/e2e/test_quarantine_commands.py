@@ -27,9 +27,9 @@ PERSON, OTHER = b"\x51" * 20, b"\x52" * 20
 
 @pytest.fixture
 async def here(tmp_path: Path, data_dir: Path, server: object) -> AsyncIterator[Place]:
-    world = Simulation(3)
-    world.history(20, 30)
-    async with place(tmp_path, data_dir, world) as found:
+    simulation = Simulation(3)
+    simulation.history(20, 30)
+    async with place(tmp_path, data_dir, simulation) as found:
         found.configure(execution="audit_blocks_per_s = 0")
         yield found
 
@@ -41,15 +41,15 @@ def newer(here: Place) -> CommandLine:
 
 def mine(here: Place, claims: list[Claim]) -> tuple[int, bytes]:
     """A final block with claims of another form; its number and the hash of the transaction."""
-    transaction = here.world.chain.transaction([odd_claim(claim) for claim in claims])
-    block = here.world.chain.mine([transaction])
+    transaction = here.simulation.chain.transaction([odd_claim(claim) for claim in claims])
+    block = here.simulation.chain.mine([transaction])
     for _ in range(4):
-        here.world.step()
+        here.simulation.step()
     return block.number, transaction.hash
 
 
 async def all_delivered(here: Place, hooks: dict[str, Hook]) -> None:
-    await until(lambda: all(delivered(hook).keys() >= wanted(here.world, name) for name, hook in hooks.items()))
+    await until(lambda: all(delivered(hook).keys() >= wanted(here.simulation, name) for name, hook in hooks.items()))
 
 
 async def api_answers(running: Running) -> bool:
@@ -60,7 +60,7 @@ async def api_answers(running: Running) -> bool:
 
 async def test_everybody_else_is_served_and_after_an_upgrade_a_retry_delivers(here: Place) -> None:
     hooks = await here.subscribed()
-    first = next(vault for vault in here.world.registrations if vault.queue is not None)
+    first = next(vault for vault in here.simulation.registrations if vault.queue is not None)
     assert first.queue is not None
     running = await here.shell.start("run", "--json")
     await all_delivered(here, hooks)
@@ -73,18 +73,18 @@ async def test_everybody_else_is_served_and_after_an_upgrade_a_retry_delivers(he
     await running.end(signal.SIGKILL)
     running = await here.shell.start("run")
     for _ in range(5):
-        here.world.step()
+        here.simulation.step()
     await all_delivered(here, hooks)
     await running.said('"api_listens"')
     assert await api_answers(running)
 
-    told = (await here.run("status")).ok().stdout
-    assert "quarantine  3 logs cannot be decoded: see 'vaultevents quarantine list'" in told
+    reported = (await here.run("status")).ok().stdout
+    assert "quarantine  3 logs cannot be decoded: see 'vaultevents quarantine list'" in reported
     assert (await here.status())["quarantine_open"] == 3
     listed = (await here.run("quarantine", "list", "--json")).ok().json
     assert (listed["open"], listed["next"], len(listed["logs"])) == (3, None, 3)
     entry = listed["logs"][-1]
-    owners = sorted({vault.account_id for vault in here.world.registrations if vault.queue == first.queue})
+    owners = sorted({vault.account_id for vault in here.simulation.registrations if vault.queue == first.queue})
     assert len(owners) == 2
     assert (entry["block"], entry["logIndex"], entry["txHash"]) == (block, 0, hex_text(tx_hash))
     assert (entry["address"], entry["accounts"]) == (checksum(Address(first.queue)), owners)
@@ -101,9 +101,9 @@ async def test_everybody_else_is_served_and_after_an_upgrade_a_retry_delivers(he
     (await running.end()).ok()
     running = await newer(here).start("run")
     await running.said('"started"')
-    assert here.world.expected().keys() >= {(owner, name) for owner in owners for name in delivered(hooks[owner])}
-    here.world.acts[tx_hash] = (claims[0],)
-    due = {owner: wanted(here.world, owner) - delivered(hooks[owner]).keys() for owner in owners}
+    assert here.simulation.expected().keys() >= {(owner, name) for owner in owners for name in delivered(hooks[owner])}
+    here.simulation.acts[tx_hash] = (claims[0],)
+    due = {owner: wanted(here.simulation, owner) - delivered(hooks[owner]).keys() for owner in owners}
     assert [len(ids) for ids in due.values()] == [1, 1]
     late = (await newer(here).run("quarantine", "retry", str(entry["id"]), "--json")).ok().json
     (retried,) = late["blocks"]
@@ -111,9 +111,9 @@ async def test_everybody_else_is_served_and_after_an_upgrade_a_retry_delivers(he
     assert (retried["left"], retried["problem"]) == ([], None)
     await all_delivered(here, hooks)
     for name, hook in hooks.items():
-        assert delivered(hook).keys() == wanted(here.world, name), "that event and no other"
-        bodies = {one.webhook_id: one.body for one in hook.accepted}
-        assert bodies == {key: body for (owner, key), body in here.world.expected().items() if owner == name}
+        assert delivered(hook).keys() == wanted(here.simulation, name), "that event and no other"
+        bodies = {request.webhook_id: request.body for request in hook.accepted}
+        assert bodies == {key: body for (owner, key), body in here.simulation.expected().items() if owner == name}
     rows = (await newer(here).run("quarantine", "retry", "--all")).ok().stdout
     assert f"block {other} of logs: 2 logs resolved" in rows
     assert "no quarantined log is open" in (await here.run("quarantine", "retry", "--all")).ok().stdout
@@ -123,7 +123,7 @@ async def test_everybody_else_is_served_and_after_an_upgrade_a_retry_delivers(he
 
 async def test_vaults_are_removed_and_rows_dismissed_while_the_daemon_goes_on(here: Place) -> None:
     hooks = await here.subscribed()
-    first = next(vault for vault in here.world.registrations if vault.queue is not None)
+    first = next(vault for vault in here.simulation.registrations if vault.queue is not None)
     assert first.queue is not None
     running = await here.shell.start("run")
     mine(here, [Claim(first.queue, 10**9 + number, PERSON, OTHER, 1) for number in range(4)])
@@ -157,7 +157,7 @@ async def test_vaults_are_removed_and_rows_dismissed_while_the_daemon_goes_on(he
 
 async def test_a_block_that_is_not_final_any_longer_is_named_and_stays(here: Place) -> None:
     await here.subscribed()
-    first = next(vault for vault in here.world.registrations if vault.queue is not None)
+    first = next(vault for vault in here.simulation.registrations if vault.queue is not None)
     assert first.queue is not None
     running = await here.shell.start("run")
     mine(here, [Claim(first.queue, 10**9, PERSON, OTHER, 1)])
@@ -167,10 +167,10 @@ async def test_a_block_that_is_not_final_any_longer_is_named_and_stays(here: Pla
 
     await until_true(is_listed)
     (await running.end()).ok()
-    head = here.world.chain.finalized
-    here.world.chain.finalized = type(head)(10_000)
+    head = here.simulation.chain.finalized
+    here.simulation.chain.finalized = type(head)(10_000)
     early = await newer(here).run("quarantine", "retry", "--all", "--json")
     assert (early.code, early.json["resolved"]) == (1, 0)
     assert "is not final yet" in early.json["blocks"][0]["problem"]
-    here.world.chain.finalized = head
+    here.simulation.chain.finalized = head
     assert (await newer(here).run("quarantine", "retry", "--all", "--json")).ok().json["resolved"] == 1

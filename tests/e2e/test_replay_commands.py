@@ -21,9 +21,9 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture
 async def here(tmp_path: Path, data_dir: Path, server: ServerAddress) -> AsyncIterator[Place]:
-    world = Simulation(3)
-    world.history(20, 30)
-    async with place(tmp_path, data_dir, world) as found:
+    simulation = Simulation(3)
+    simulation.history(20, 30)
+    async with place(tmp_path, data_dir, simulation) as found:
         yield found
 
 
@@ -36,17 +36,17 @@ async def stored(server: ServerAddress, here: Place) -> dict[tuple[str, str], by
 async def test_run_delivers_and_replay_finds_the_same(here: Place, server: ServerAddress) -> None:
     hook = (await here.subscribed())["acme"]
     running = await here.shell.start("run", "--json")
-    await until(lambda: delivered(hook).keys() >= wanted(here.world, "acme"))
+    await until(lambda: delivered(hook).keys() >= wanted(here.simulation, "acme"))
     for _ in range(4):
-        here.world.step()
-    await until(lambda: delivered(hook).keys() >= wanted(here.world, "acme"))
+        here.simulation.step()
+    await until(lambda: delivered(hook).keys() >= wanted(here.simulation, "acme"))
     beside = await here.status()
     assert beside["deliveries"].keys() == {"delivered"}
     ended = (await running.end(signal.SIGTERM)).ok()
 
-    events = here.world.expected()
+    events = here.simulation.expected()
     assert await stored(server, here) == events
-    assert delivered(hook).keys() == wanted(here.world, "acme")
+    assert delivered(hook).keys() == wanted(here.simulation, "acme")
     assert ended.json == {
         "derived": len(events),
         "identical": 0,
@@ -58,7 +58,11 @@ async def test_run_delivers_and_replay_finds_the_same(here: Place, server: Serve
 
     after = await here.status()
     (live,) = after["cursors"]
-    assert (live["kind"], live["position"], after["head"]) == ("live", after["head"], here.world.chain.finalized_number)
+    assert (live["kind"], live["position"], after["head"]) == (
+        "live",
+        after["head"],
+        here.simulation.chain.finalized_number,
+    )
     assert after["events"] == len(events)
 
     (audited,) = after["audits"]
@@ -73,37 +77,37 @@ async def test_run_delivers_and_replay_finds_the_same(here: Place, server: Serve
     await alter(here, server, whole)
 
 
-async def test_status_tells_of_the_nodes_and_their_limits_outlive_the_daemon(here: Place) -> None:
+async def test_status_reports_the_nodes_and_their_limits_outlive_the_daemon(here: Place) -> None:
     here.node.node.max_range = 7
     dead = "http://127.0.0.1:1/k3y-that-must-not-show"
     here.config.write_text(here.config.read_text().replace(f'"{here.url}"', f'"{dead}", "{here.url}"'))
     hook = (await here.subscribed())["acme"]
     running = await here.shell.start("run", "--json")
-    await until(lambda: delivered(hook).keys() >= wanted(here.world, "acme"))
+    await until(lambda: delivered(hook).keys() >= wanted(here.simulation, "acme"))
     assert "log_range_refused" in {line["event"] for line in (await running.end(signal.SIGTERM)).ok().logs}
 
-    told = (await here.run("status")).ok()
-    rows = {words[0]: words for line in told.stdout.splitlines() if (words := line.split())[1:2] == ["execution"]}
+    reported = (await here.run("status")).ok()
+    rows = {words[0]: words for line in reported.stdout.splitlines() if (words := line.split())[1:2] == ["execution"]}
     assert (rows[node_name(dead)][2], rows[node_name(here.url)][2]) == ("open", "closed")
     assert "7" in rows[node_name(here.url)]
-    assert "cannot be reached (ClientConnectorError)" in told.stdout
-    assert "k3y" not in told.stdout + told.stderr
+    assert "cannot be reached (ClientConnectorError)" in reported.stdout
+    assert "k3y" not in reported.stdout + reported.stderr
 
-    whole = ("--from-block", "0", "--to-block", str(here.world.chain.finalized_number), "--json")
+    whole = ("--from-block", "0", "--to-block", str(here.simulation.chain.finalized_number), "--json")
     again = (await here.run("replay", *whole)).ok()
     assert "log_range_refused" not in {line["event"] for line in again.logs}
 
 
 async def prove(here: Place, whole: tuple[str, ...], events: int) -> None:
     """An estimate writes nothing, and the audit finds the range whole, by its own node and by another one."""
-    blocks = here.world.chain.finalized_number
-    told = (await here.run("replay", *whole, "--estimate")).ok().json
-    assert [(one["stream"], one["positions"]) for one in told["streams"]] == [("logs", (blocks or 0) + 1)]
-    assert told["calls"] >= told["requests"] >= 1
+    blocks = here.simulation.chain.finalized_number
+    reported = (await here.run("replay", *whole, "--estimate")).ok().json
+    assert [(stream["stream"], stream["positions"]) for stream in reported["streams"]] == [("logs", (blocks or 0) + 1)]
+    assert reported["calls"] >= reported["requests"] >= 1
     assert "based on" in (await here.run("replay", *whole[:-1], "--estimate")).ok().stdout
     own = (await here.run("audit", "chain", *whole)).ok().json
     assert (own["ok"], own["events"]["same"], own["events"]["missing"]) == (True, events, 0)
-    second = ExecutionServer(here.world.chain)
+    second = ExecutionServer(here.simulation.chain)
     two = {"VAULTEVENTS_EXECUTION__URLS": f"{here.url},{here.url}/2"}
     try:
         url = f"{await second.start()}/secret"
@@ -115,15 +119,15 @@ async def prove(here: Place, whole: tuple[str, ...], events: int) -> None:
     assert second.calls["eth_getBlockReceipts"] == own["blocks_read"] > 0
     stranger = ExecutionServer(Simulation(99).chain)
     try:
-        told = await here.run("audit", "chain", *whole, "--second-node", await stranger.start())
+        reported = await here.run("audit", "chain", *whole, "--second-node", await stranger.start())
     finally:
         await stranger.stop()
-    assert "belongs to another network" in told.error
+    assert "belongs to another network" in reported.error
 
 
 async def restore(here: Place, server: ServerAddress, whole: tuple[str, ...], hook: Hook) -> None:
     """Rows that are gone come back byte for byte, and are delivered unless the operator says otherwise."""
-    events, before = here.world.expected(), len(hook.ledger)
+    events, before = here.simulation.expected(), len(hook.ledger)
     async with asking(server, here.schema) as connection:
         await connection.execute("truncate attempts, deliveries, events")
     back = (await here.run("replay", *whole, "--no-deliver")).ok().json
@@ -135,7 +139,7 @@ async def restore(here: Place, server: ServerAddress, whole: tuple[str, ...], ho
         lost = await connection.fetchval("delete from events where seq = (select min(seq) from events) returning id")
     assert (await here.run("replay", *whole)).ok().json["inserted"] == 1
     assert await stored(server, here) == events
-    assert (await here.status())["deliveries"].get("scheduled", 0) == (lost in wanted(here.world, "acme"))
+    assert (await here.status())["deliveries"].get("scheduled", 0) == (lost in wanted(here.simulation, "acme"))
     assert len(hook.ledger) == before, "a replay stores; the daemon delivers"
 
 
@@ -153,24 +157,24 @@ async def alter(here: Place, server: ServerAddress, whole: tuple[str, ...]) -> N
     assert b"{}" in (await stored(server, here)).values()
     audited = await here.run("audit", "chain", *whole)
     assert (audited.code, audited.json["ok"], audited.json["events"]["ids"]["different"]) == (1, False, [changed])
-    told = await here.run("audit", "chain", *whole[:-1])
-    assert (told.code, f"DIFFERENT   {changed}" in told.stdout) == (1, True)
+    reported = await here.run("audit", "chain", *whole[:-1])
+    assert (reported.code, f"DIFFERENT   {changed}" in reported.stdout) == (1, True)
 
 
 async def test_audit_proves_the_ledger_and_names_what_breaks_it(here: Place, server: ServerAddress) -> None:
     hooks = await here.subscribed()
     running = await here.shell.start("run")
-    await until(lambda: all(delivered(hook).keys() >= wanted(here.world, name) for name, hook in hooks.items()))
+    await until(lambda: all(delivered(hook).keys() >= wanted(here.simulation, name) for name, hook in hooks.items()))
     (await running.end()).ok()
     clean = (await here.run("audit", "deliveries", "--json")).ok()
-    told = clean.json
-    assert (told["ok"], told["broken"], told["breaches"]) == (True, 0, [])
-    assert told["states"] == {"delivered": sum(len(delivered(hook)) for hook in hooks.values())}
-    assert (await here.run("audit", "deliveries", "--json")).ok().json["accounts"] == told["accounts"]
+    reported = clean.json
+    assert (reported["ok"], reported["broken"], reported["breaches"]) == (True, 0, [])
+    assert reported["states"] == {"delivered": sum(len(delivered(hook)) for hook in hooks.values())}
+    assert (await here.run("audit", "deliveries", "--json")).ok().json["accounts"] == reported["accounts"]
     assert "it adds up: no breach" in (await here.run("audit", "deliveries")).ok().stdout
-    one = told["accounts"][0]["account_id"]
+    one = reported["accounts"][0]["account_id"]
     assert (await here.run("audit", "deliveries", "--account", one, "--json")).ok().json["accounts"] == [
-        told["accounts"][0]
+        reported["accounts"][0]
     ]
     assert "there is no account 'nobody'" in (await here.run("audit", "deliveries", "--account", "nobody")).error
     async with asking(server, here.schema) as connection:
@@ -184,7 +188,7 @@ async def test_audit_proves_the_ledger_and_names_what_breaks_it(here: Place, ser
 
 
 async def test_replay_refuses_what_is_not_final_or_would_be_silenced(here: Place) -> None:
-    head = here.world.chain.finalized_number
+    head = here.simulation.chain.finalized_number
     assert head is not None
     beyond = await here.run("replay", "--from-block", "0", "--to-block", str(head + 1))
     assert f"block {head + 1} is not final" in beyond.error

@@ -39,7 +39,7 @@ DEAD = "http://127.0.0.1:1/k3y-that-must-not-show"
 
 @dataclass(slots=True)
 class Sources:
-    """A configured place whose world has validators and reports."""
+    """A configured place whose simulation has validators and reports."""
 
     place: Place
     beacon: BeaconServer
@@ -47,29 +47,29 @@ class Sources:
     urls: dict[str, str]
 
     @property
-    def world(self) -> Simulation:
-        return self.place.world
+    def simulation(self) -> Simulation:
+        return self.place.simulation
 
     @property
     def reports(self) -> dict[str, ReportLog]:
-        return final_reports(self.world)
+        return final_reports(self.simulation)
 
     async def configure(self, *, beacon: str | None = None) -> None:
-        """Begin with an empty schema, in which the world is registered; `beacon` is the URL of the beacon node."""
+        """Begin with an empty schema, in which the simulation is registered; `beacon` is the URL of the beacon node."""
         self.place.schema = f"t_{uuid4().hex}"
         self.place.configure()
         beacons = "" if beacon is None else f'[beacon]\nurls = ["{beacon}"]\npoll_interval_s = 0.2\n'
         written = self.place.config.read_text()
         self.place.config.write_text(
             f'{written}{beacons}[reports]\ngateways = ["{self.urls["gateway"]}"]\npoll_interval_s = 0.2\n'
-            f'[contracts]\nlazy_oracles = ["0x{self.world.lazy_oracle.hex()}"]\n'
+            f'[contracts]\nlazy_oracles = ["0x{self.simulation.lazy_oracle.hex()}"]\n'
         )
         async with open_store(config.load(self.place.config)) as store:
-            await register(store.database, self.world)
+            await register(store.database, self.simulation)
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        return ("--from-block", "0", "--to-block", str(self.world.chain.finalized_number))
+        return ("--from-block", "0", "--to-block", str(self.simulation.chain.finalized_number))
 
     async def replay(self, *options: str) -> Ended:
         return await self.place.run("replay", *self.blocks, "--json", *options)
@@ -82,15 +82,15 @@ class Sources:
     def of_blocks(self) -> Rows:
         """The events that need no beacon node."""
         names = [name for name in EVENT_TYPES if not name.startswith("validator_")]
-        return dict(self.world.expected(event_types=names))
+        return dict(self.simulation.expected(event_types=names))
 
     def in_range(self, events: Rows) -> Rows:
         """Those that happened up to the end of the epochs that the range of blocks touches."""
-        head = self.world.chain.block(self.world.chain.finalized_number or 0)
+        head = self.simulation.chain.block(self.simulation.chain.finalized_number or 0)
         assert head is not None
         last_epoch = head.slot // SLOTS_PER_EPOCH
-        seconds = self.world.chain.seconds_per_slot * SLOTS_PER_EPOCH
-        genesis_s = self.world.chain.blocks(0, 0)[0].timestamp_s
+        seconds = self.simulation.chain.seconds_per_slot * SLOTS_PER_EPOCH
+        genesis_s = self.simulation.chain.blocks(0, 0)[0].timestamp_s
         end_ms = (genesis_s + (last_epoch + 1) * seconds) * 1000
         return {key: body for key, body in events.items() if json.loads(body)["created_at"] < end_ms}
 
@@ -98,10 +98,10 @@ class Sources:
 @asynccontextmanager
 async def sources(home: Path, data_dir: Path, *, validators: int = 0, seed: int = 3) -> AsyncIterator[Sources]:
     chain = Chain(seed, genesis_time_s=int(time.time()) - SLOTS * SLOT_S, seconds_per_slot=SLOT_S)
-    world = Simulation(seed, chain=chain, validators=validators, report_every=16, slots_per_epoch=SLOTS_PER_EPOCH)
-    world.history(BLOCKS)
-    beacon, gateway = BeaconServer(world.beacon), Gateway(world.report_files)
-    async with place(home, data_dir, world) as found:
+    simulation = Simulation(seed, chain=chain, validators=validators, report_every=16, slots_per_epoch=SLOTS_PER_EPOCH)
+    simulation.history(BLOCKS)
+    beacon, gateway = BeaconServer(simulation.beacon), Gateway(simulation.report_files)
+    async with place(home, data_dir, simulation) as found:
         urls = {"beacon": await beacon.start(), "gateway": await gateway.start()}
         try:
             yield Sources(found, beacon, gateway, urls)
@@ -132,9 +132,9 @@ async def test_one_dead_cid_costs_its_own_report_alone(tmp_path: Path, data_dir:
         assert failure["report"] == str(found.reports[dead].timestamp)
         print(f"{len(left)} of {len(due)} events with one dead CID of {len(found.reports)}")
 
-        told = await found.place.run("replay", *found.blocks)
-        assert told.code == 1
-        assert f"FAILED      reports: report {found.reports[dead].timestamp} ({dead})" in told.stdout
+        reported = await found.place.run("replay", *found.blocks)
+        assert reported.code == 1
+        assert f"FAILED      reports: report {found.reports[dead].timestamp} ({dead})" in reported.stdout
         shown = await found.place.run("report", "show", dead, "--json")
         assert (shown.code, shown.json["failure"], shown.json["vaults"]) == (1, "unavailable", None)
 
@@ -170,19 +170,21 @@ async def test_a_report_of_an_unknown_form_is_named_as_such_and_closes_no_gatewa
         assert "not in a gateway" in shown.json["advice"]
         assert "leafEncoding" in shown.error
         assert "execution.urls" not in shown.error
-        told = await found.place.run("report", "show", str(found.reports[spoiled.cid].timestamp))
-        assert "failure     undecodable" in told.stdout
+        reported = await found.place.run("report", "show", str(found.reports[spoiled.cid].timestamp))
+        assert "failure     undecodable" in reported.stdout
         listed = (await found.place.run("report", "show", "--json")).ok().json["reports"]
-        assert {one["cid"]: one["failure"] for one in listed if one["failure"]} == {spoiled.cid: "undecodable"}
+        assert {item["cid"]: item["failure"] for item in listed if item["failure"]} == {spoiled.cid: "undecodable"}
 
         file = tmp_path / "report.json"
-        file.write_bytes(found.world.report_files[spoiled.cid])
+        file.write_bytes(found.simulation.report_files[spoiled.cid])
         imported = await found.place.run("report", "import", str(file))
         assert "leafEncoding" in imported.error, "it is the file, and cannot be read from there either"
 
         again = await found.replay()
         assert (again.json["identical"], again.json["inserted"]) == (len(left), 0)
-        assert [(one["cid"], one["kind"]) for one in again.json["failures"]] == [(spoiled.cid, "undecodable")]
+        assert [(failure["cid"], failure["kind"]) for failure in again.json["failures"]] == [
+            (spoiled.cid, "undecodable")
+        ]
         assert found.gateway.calls[spoiled.cid] == 1, "its file is in the cache"
 
 
@@ -194,7 +196,7 @@ async def test_a_replay_on_a_fresh_database_gives_the_rows_of_a_live_run(
         running = await found.place.shell.start("run", "--json")
 
         async def all_are_there() -> bool:
-            return (await found.stored(server)).keys() == set(found.world.expected(now_s=time.time()))
+            return (await found.stored(server)).keys() == set(found.simulation.expected(now_s=time.time()))
 
         await until_true(all_are_there)
         (await running.end()).ok()
@@ -204,7 +206,7 @@ async def test_a_replay_on_a_fresh_database_gives_the_rows_of_a_live_run(
 
         await found.configure(beacon=found.urls["beacon"])
         estimated = (await found.place.run("replay", *found.blocks, "--estimate", "--json")).ok().json
-        assert {one["stream"] for one in estimated["streams"]} == {"logs", "reports", "withdrawals"}
+        assert {stream["stream"] for stream in estimated["streams"]} == {"logs", "reports", "withdrawals"}
         assert [one["stream"] for one in estimated["not_estimated"]] == ["validators"]
         assert await found.stored(server) == {}
         replayed = (await found.replay()).ok().json
@@ -258,7 +260,7 @@ async def test_without_a_beacon_node_the_streams_of_blocks_are_restored(
         (await found.replay()).ok()
         found.beacon.faults.rates[Fault.SYNCING] = 1.0
         assert (await found.replay()).ok().json["inserted"] == 0, "the records that are stored suffice"
-        assert await found.stored(server) == found.in_range(found.world.expected(now_s=time.time()))
+        assert await found.stored(server) == found.in_range(found.simulation.expected(now_s=time.time()))
 
 
 async def test_epochs_of_a_beacon_node_that_is_down_fail_stream_by_stream(
@@ -268,8 +270,13 @@ async def test_epochs_of_a_beacon_node_that_is_down_fail_stream_by_stream(
         await found.configure(beacon=DEAD)
         epochs = ("replay", "--from-epoch", "0", "--to-epoch", "3", "--json")
         ended = await found.place.run(*epochs)
-        assert [one["stream"] for one in ended.json["failures"]] == ["logs", "reports", "withdrawals", "validators"]
-        assert all("beacon.urls" in one["advice"] for one in ended.json["failures"])
+        assert [failure["stream"] for failure in ended.json["failures"]] == [
+            "logs",
+            "reports",
+            "withdrawals",
+            "validators",
+        ]
+        assert all("beacon.urls" in failure["advice"] for failure in ended.json["failures"])
         assert await found.stored(server) == {}
         await found.configure()
         refused = await found.place.run(*epochs)
@@ -283,5 +290,5 @@ async def test_reports_are_not_silenced_before_the_live_stream_has_read_them(
         await found.configure()
         silent = await found.replay("--no-deliver")
         assert "still to be read live" in silent.error
-        assert {one["stream"] for one in silent.json["failures"]} == {"logs", "reports"}
+        assert {failure["stream"] for failure in silent.json["failures"]} == {"logs", "reports"}
         assert await found.stored(server) == {}

@@ -86,8 +86,8 @@ class Desk:
         """Some events more, until a running daemon has delivered all there are."""
         before = len(delivered(self.hook))
         for _ in range(20):
-            self.here.world.step()
-        await until(lambda: set(delivered(self.hook)) >= wanted(self.here.world, self.account_id))
+            self.here.simulation.step()
+        await until(lambda: set(delivered(self.hook)) >= wanted(self.here.simulation, self.account_id))
         assert len(delivered(self.hook)) > before
 
     async def rotate(self, *options: str, **environment: str) -> Ended:
@@ -113,9 +113,9 @@ class Desk:
 async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     data_dir = tmp_path / "data"
     with EmbeddedPostgres(data_dir / "postgres") as server:
-        world = Simulation(31, events_per_block=2)
-        world.history(20, 30)
-        async with place(tmp_path, data_dir, world) as here:
+        simulation = Simulation(31, events_per_block=2)
+        simulation.history(20, 30)
+        async with place(tmp_path, data_dir, simulation) as here:
             hooks = await here.subscribed()
             account_id = sorted(hooks)[0]
             yield Desk(here, server, account_id, hooks[account_id])
@@ -169,7 +169,8 @@ async def test_what_was_sealed_behind_a_rotation_is_sealed_anew_by_another(desk:
     (await desk.rotate()).ok()
     behind = {"VAULTEVENTS_MASTER_KEY": old, "VAULTEVENTS_MASTER_KEY_PREVIOUS": desk.key_file.read_text()}
     (webhook_id,) = [
-        one["id"] for one in (await desk.here.run("webhook", "list", desk.account_id, "--json")).ok().json["webhooks"]
+        webhook["id"]
+        for webhook in (await desk.here.run("webhook", "list", desk.account_id, "--json")).ok().json["webhooks"]
     ]
     (await desk.here.run("webhook", "rotate-secret", desk.account_id, webhook_id, **behind)).ok()
     assert "give the right one" in (await desk.here.run("run")).error
@@ -221,7 +222,7 @@ async def test_a_daemon_with_both_keys_runs_while_all_is_sealed_anew(desk: Desk)
     assert "give the right one" in (await desk.here.run("webhook", "list", desk.account_id)).error
 
 
-async def test_what_is_missing_or_given_twice_is_told(desk: Desk, tmp_path: Path) -> None:
+async def test_what_is_missing_or_given_twice_is_reported(desk: Desk, tmp_path: Path) -> None:
     old = desk.key_file.read_text()
     new_file = tmp_path / "new.key"
     given = {"VAULTEVENTS_MASTER_KEY": old}
@@ -254,10 +255,10 @@ async def test_a_secret_is_rotated_and_shown_once(desk: Desk) -> None:
     left = datetime.fromisoformat(rotated["previousValidUntil"]) - datetime.now(UTC)
     assert timedelta(hours=23, minutes=50) < left <= timedelta(hours=24)
 
-    told = (await desk.here.run(*command, "--overlap", "0")).ok().stdout.splitlines()
-    assert "the former one is not valid any longer" in told[0]
-    assert told[1].startswith("whsec_")
-    assert (await desk.opened(desk.key(), listed["id"])) == [told[1]]
+    reported = (await desk.here.run(*command, "--overlap", "0")).ok().stdout.splitlines()
+    assert "the former one is not valid any longer" in reported[0]
+    assert reported[1].startswith("whsec_")
+    assert (await desk.opened(desk.key(), listed["id"])) == [reported[1]]
 
     for overlap in ("8d", "1h, 2h", "-1", "soon"):
         assert "--overlap" in (await desk.here.run(*command, f"--overlap={overlap}")).error

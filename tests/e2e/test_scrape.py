@@ -1,4 +1,4 @@
-"""The daemon as monitoring asks it: what happened is told, nothing secret is, and by default nobody listens."""
+"""The daemon as monitoring asks it: what happened is reported, nothing secret is, and by default nobody listens."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Ser
 
 @pytest.fixture
 async def here(tmp_path: Path, server: tuple[Path, ServerAddress]) -> AsyncIterator[Place]:
-    world = Simulation(9)
-    world.history(20, 30)
-    async with place(tmp_path, server[0], world) as found:
+    simulation = Simulation(9)
+    simulation.history(20, 30)
+    async with place(tmp_path, server[0], simulation) as found:
         yield found
 
 
@@ -56,7 +56,7 @@ async def scrape(url: str) -> tuple[str, dict[tuple[str, ...], float]]:
     return text, {(one.name, *one.labels.values()): one.value for one in samples}
 
 
-async def told(url: str, values: Mapping[tuple[str, ...], float]) -> tuple[str, dict[tuple[str, ...], float]]:
+async def reported(url: str, values: Mapping[tuple[str, ...], float]) -> tuple[str, dict[tuple[str, ...], float]]:
     """The first scrape with these values."""
     async with asyncio.timeout(WAIT_TIMEOUT_S):
         while not values.items() <= (found := await scrape(url))[1].items():
@@ -72,16 +72,16 @@ async def health(url: str) -> tuple[int, bytes]:
 async def all_delivered(here: Place, hooks: Mapping[str, Hook]) -> set[str]:
     """Runs the chain on for a while; returns the ids of all events when each has arrived at its account's hook."""
     for _ in range(10):
-        here.world.step()
-    await until(lambda: all(delivered(hook).keys() >= wanted(here.world, one) for one, hook in hooks.items()))
-    return {event_id for one in hooks for event_id in wanted(here.world, one)}
+        here.simulation.step()
+    await until(lambda: all(delivered(hook).keys() >= wanted(here.simulation, one) for one, hook in hooks.items()))
+    return {event_id for one in hooks for event_id in wanted(here.simulation, one)}
 
 
 def leaks(text: str, canaries: Iterable[str]) -> set[str]:
-    return {one for one in canaries if one in text}
+    return {canary for canary in canaries if canary in text}
 
 
-async def test_a_scrape_tells_what_happened_and_nothing_secret(here: Place) -> None:
+async def test_a_scrape_reports_what_happened_and_nothing_secret(here: Place) -> None:
     rpc_key = secrets.token_hex(16)
     here.url = f"{here.url}/?apikey={rpc_key}"
     here.configure(metrics=ON)
@@ -92,7 +92,7 @@ async def test_a_scrape_tells_what_happened_and_nothing_secret(here: Place) -> N
     await running.said('"metrics_listen"')
     url = address_of(running)
     ids = await all_delivered(here, hooks)
-    text, samples = await told(
+    text, samples = await reported(
         url,
         {
             ("vaultevents_deliveries", "delivered"): len(ids),
@@ -111,13 +111,13 @@ async def test_a_scrape_tells_what_happened_and_nothing_secret(here: Place) -> N
     (await running.end()).ok()
 
 
-async def test_what_dispatcher_processes_do_is_told_by_the_first_one(here: Place) -> None:
+async def test_what_dispatcher_processes_do_is_reported_by_the_first(here: Place) -> None:
     here.configure(metrics=ON)
     hooks = await here.subscribed()
     running = await here.shell.start("run", "--dispatchers", "3")
     await running.said('"started"', times=3)
     number = len(await all_delivered(here, hooks))
-    _, samples = await told(address_of(running), {("vaultevents_attempts_total", "2xx"): number})
+    _, samples = await reported(address_of(running), {("vaultevents_attempts_total", "2xx"): number})
     assert samples["vaultevents_attempt_duration_seconds_count",] == number
     ended = (await running.end()).ok()
     assert [line["event"] for line in ended.logs].count("metrics_listen") == 1
@@ -127,7 +127,9 @@ async def test_by_default_nobody_listens(here: Place) -> None:
     running = await here.shell.start("run")
     await running.said('"api_listens"')
     await running.said('"started"')
-    open_ports = [one for one in psutil.Process(running.pid).net_connections("tcp") if one.status == "LISTEN"]
+    open_ports = [
+        connection for connection in psutil.Process(running.pid).net_connections("tcp") if connection.status == "LISTEN"
+    ]
     assert len(open_ports) == 1
     assert '"metrics_listen"' not in (await running.end()).ok().stderr
 

@@ -1,4 +1,4 @@
-"""Negative controls for test_notice_kills: daemons that tell the operator too little or too much, named by argument."""
+"""Negative controls for test_notice_kills: daemons that send the operator too few or too many notices."""
 
 from __future__ import annotations
 

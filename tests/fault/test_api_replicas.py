@@ -101,8 +101,8 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
 async def post(session: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> str:
     """What became of one copy: its code, or 'created'."""
     async with session.post(url + TARGET, data=BODY, headers=headers) as answer:
-        told = await answer.json(content_type=None)
-        return "created" if answer.status == 201 else str(told["code"])
+        reported = await answer.json(content_type=None)
+        return "created" if answer.status == 201 else str(reported["code"])
 
 
 async def test_a_hundred_copies_over_two_processes_make_one_webhook(tmp_path: Path) -> None:

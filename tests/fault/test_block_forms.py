@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from fault_injection import BLOCKS, OPTIONS, followed, world_of
+from fault_injection import BLOCKS, OPTIONS, followed, simulation_of
 from timeouts import WAIT_TIMEOUT_S
 from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
@@ -39,26 +39,26 @@ def events_of(lines: list[Any], event: str) -> list[Any]:
 
 
 async def test_a_fork_that_is_known_is_crossed_in_silence(database: Database) -> None:
-    world = world_of(71)
-    world.chain.schedule_fork("amsterdam", BLOCKS + 5)
+    simulation = simulation_of(71)
+    simulation.chain.schedule_fork("amsterdam", BLOCKS + 5)
     with capture_logs() as lines:
-        async with followed(database, world, ExecutionServer(world.chain)) as story:
-            await story.grow(GROWTH)
-            assert (await story.ending()).is_right
+        async with followed(database, simulation, ExecutionServer(simulation.chain)) as scenario:
+            await scenario.grow(GROWTH)
+            assert (await scenario.ending()).is_right
     assert events_of(lines, "node_fault") == events_of(lines, "chain_form_unknown") == []
     assert await unverified_from(database) == set()
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
 async def test_a_fork_that_is_not_known_is_read_with_an_alert(database: Database, nodes: int) -> None:
-    world = world_of(72)
+    simulation = simulation_of(72)
     fork = BLOCKS + 5
-    world.chain.schedule_fork("future", fork)
+    simulation.chain.schedule_fork("future", fork)
     with capture_logs() as lines:
-        servers = [ExecutionServer(world.chain) for _ in range(nodes)]
-        async with followed(database, world, *servers) as story:
-            await story.grow(GROWTH)
-            assert (await story.ending()).is_right
+        servers = [ExecutionServer(simulation.chain) for _ in range(nodes)]
+        async with followed(database, simulation, *servers) as scenario:
+            await scenario.grow(GROWTH)
+            assert (await scenario.ending()).is_right
             assert await unverified_from(database) == {fork}
     assert events_of(lines, "node_fault") == []
     assert events_of(lines, "chain_form_unknown")[0]["since_block"] == fork
@@ -75,14 +75,14 @@ class OtherRoot(Node):
 
 
 async def test_nodes_that_differ_about_an_unknown_form_stop_the_stream(database: Database) -> None:
-    world = world_of(73)
-    world.chain.schedule_fork("future", BLOCKS + 5)
-    honest, other = ExecutionServer(world.chain), ExecutionServer(world.chain)
-    other.node = OtherRoot(world.chain)
+    simulation = simulation_of(73)
+    simulation.chain.schedule_fork("future", BLOCKS + 5)
+    honest, other = ExecutionServer(simulation.chain), ExecutionServer(simulation.chain)
+    other.node = OtherRoot(simulation.chain)
     with capture_logs() as lines:
-        async with followed(database, world, other, honest) as story:
-            await story.grow(GROWTH)
-            ending = await story.ending(STALL_S)
+        async with followed(database, simulation, other, honest) as scenario:
+            await scenario.grow(GROWTH)
+            ending = await scenario.ending(STALL_S)
     assert ending.extra == 0
     assert any("give" in line["problem"] for line in events_of(lines, "stream_waits"))
 
@@ -91,13 +91,15 @@ async def test_nodes_that_differ_about_an_unknown_form_stop_the_stream(database:
 async def test_equal_times_are_a_fault_on_public_networks_alone(database: Database, strict: bool) -> None:
     chain = Chain(74)
     chain.blocks_per_timestamp = 3
-    world = world_of(74, chain=chain)
+    simulation = simulation_of(74, chain=chain)
     times = [block.timestamp_s for block in chain.blocks(1, BLOCKS)]
     assert len(set(times)) < len(times)
     with capture_logs() as lines:
-        async with followed(database, world, ExecutionServer(chain), options=replace(OPTIONS, strict=strict)) as story:
-            await story.grow(GROWTH)
-            ending = await story.ending(STALL_S if strict else WAIT_TIMEOUT_S)
+        async with followed(
+            database, simulation, ExecutionServer(chain), options=replace(OPTIONS, strict=strict)
+        ) as scenario:
+            await scenario.grow(GROWTH)
+            ending = await scenario.ending(STALL_S if strict else WAIT_TIMEOUT_S)
     assert strict or ending.is_right
     assert any("is not after" in line["problem"] for line in events_of(lines, "node_fault")) is strict
 
@@ -106,10 +108,10 @@ QUARTER = (Fault.HTML, Fault.ERROR, Fault.NULL_BLOCK, Fault.EMPTY_LOGS, Fault.WR
 
 
 async def test_a_single_node_whose_answers_are_faulty_a_quarter_of_the_time_is_read_whole(database: Database) -> None:
-    world = world_of(75)
-    server = ExecutionServer(world.chain)
+    simulation = simulation_of(75)
+    server = ExecutionServer(simulation.chain)
     server.faults.rates = dict.fromkeys(QUARTER, 0.25 / len(QUARTER))
-    async with followed(database, world, server) as story:
-        await story.grow(GROWTH)
-        assert (await story.ending()).is_right
+    async with followed(database, simulation, server) as scenario:
+        await scenario.grow(GROWTH)
+        assert (await scenario.ending()).is_right
     assert server.faults.fired.total() > 20

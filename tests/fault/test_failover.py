@@ -61,11 +61,11 @@ async def opened(server: ServerAddress) -> AsyncIterator[Database]:
 
 
 @asynccontextmanager
-async def service(directory: Path, world: Simulation, proxy: DatabaseProxy) -> AsyncIterator[asyncio.Task[None]]:
+async def service(directory: Path, simulation: Simulation, proxy: DatabaseProxy) -> AsyncIterator[asyncio.Task[None]]:
     """A daemon that watches and dispatches; its database is behind `proxy`."""
-    node = ExecutionServer(world.chain)
+    node = ExecutionServer(simulation.chain)
     stop = asyncio.Event()
-    settings = settings_of(directory, world, await node.start(), proxy)
+    settings = settings_of(directory, simulation, await node.start(), proxy)
     task = asyncio.create_task(serve(settings, stop, only=("watch", "dispatch")))
     try:
         yield task
@@ -78,12 +78,12 @@ async def service(directory: Path, world: Simulation, proxy: DatabaseProxy) -> A
         await node.stop()
 
 
-def settings_of(directory: Path, world: Simulation, url: str, proxy: DatabaseProxy) -> Settings:
+def settings_of(directory: Path, simulation: Simulation, url: str, proxy: DatabaseProxy) -> Settings:
     key, path = directory / "master.key", directory / "vaultevents.toml"
     key.write_text(base64.b64encode(bytes(range(32))).decode())
     key.chmod(0o600)
     path.write_text(
-        f'network = "devnet"\nchain_id = {world.chain.chain_id}\ndata_dir = "{directory}"\n'
+        f'network = "devnet"\nchain_id = {simulation.chain.chain_id}\ndata_dir = "{directory}"\n'
         f'database_url = "{proxy.dsn(proxy.server.database)}"\nmaster_key_file = "{key}"\n'
         f'[execution]\nurls = ["{url}"]\npoll_interval_s = 0.05\nspan_blocks = 10\nmax_range_blocks = 10\n'
         "audit_blocks_per_s = 0\n"  # it would restore what is lost
@@ -92,11 +92,11 @@ def settings_of(directory: Path, world: Simulation, url: str, proxy: DatabasePro
     return config.load(path)
 
 
-async def is_read(database: Database, world: Simulation) -> bool:
+async def is_read(database: Database, simulation: Simulation) -> bool:
     """Whether everything final is read."""
     outbox = Outbox(database)
     live = await outbox.live("logs")
-    final = world.chain.finalized_number or 0
+    final = simulation.chain.finalized_number or 0
     return live is not None and live.position >= final and not await outbox.backfills("logs")
 
 
@@ -145,9 +145,9 @@ async def failed_over(directory: Path, seed: int) -> Ending:
     )
 
 
-async def _is(database: Database, world: Simulation, registrations: list[Registration]) -> bool:
+async def _is(database: Database, simulation: Simulation, registrations: list[Registration]) -> bool:
     found: Rows = await rows(database)
-    return found == world.expected(registrations)
+    return found == simulation.expected(registrations)
 
 
 @pytest.mark.parametrize("seed", [41, 42, 43])

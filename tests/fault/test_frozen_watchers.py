@@ -95,9 +95,9 @@ async def victim(dsn: str, url: str, where: Where, fault: Fault, *, limited: boo
 
 
 @asynccontextmanager
-async def serving(world: Simulation) -> AsyncIterator[str]:
+async def serving(simulation: Simulation) -> AsyncIterator[str]:
     """The URL of a node for the victim."""
-    node = ExecutionServer(world.chain)
+    node = ExecutionServer(simulation.chain)
     try:
         yield await node.start()
     finally:

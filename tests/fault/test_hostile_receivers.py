@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 
 from dispatch_factories import bodies, dispatching, subscribe, until
 from embedded_user import postmaster, supervisor
-from store_factories import KEY, assert_ledger, commit, funding, rows, simple_world, values, webhook
+from store_factories import KEY, assert_ledger, commit, funding, rows, simple_simulation, values, webhook
 from timeouts import WAIT_TIMEOUT_S
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.webhook_health import Parking
@@ -118,7 +118,7 @@ def test_every_hostile_receiver_has_its_outcome() -> None:
 
 
 @pytest.mark.parametrize("name", OUTCOMES)
-async def test_an_attempt_is_bounded_and_tells_the_truth(name: str, hostile: HostileReceivers) -> None:
+async def test_an_attempt_is_bounded_and_reports_the_truth(name: str, hostile: HostileReceivers) -> None:
     receiver, healthy = await start(hostile, name), await hostile.start(saying(OK))
     async with sender(hostile) as sending:
         await sending.send(healthy.url, b"{}", {})
@@ -157,7 +157,7 @@ async def test_a_stale_connection_costs_at_most_its_own_attempt(hostile: Hostile
             assert (await sending.send(idle.url, b"{}", {})).status == 200
             await asyncio.sleep(0.15)
         replies = [await sending.send(abrupt.url, b"{}", {}) for _ in range(3)]
-    assert [one.status or one.error for one in replies] == [200, "reset", 200]
+    assert [reply.status or reply.error for reply in replies] == [200, "reset", 200]
     assert len(abrupt.requests) == 3, "a request that may have arrived is never sent again by the client itself"
 
 
@@ -231,7 +231,7 @@ async def test_all_at_once_cost_a_dispatcher_its_attempts_and_nothing_else(
     database: Database, hostile: HostileReceivers
 ) -> None:
     """Fewer slots than receivers that hang: that all are attempted in time shows that each slot is freed."""
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     named: dict[str, str] = {}
     for name in OUTCOMES:
         named[(await webhook(database, url=(await start(hostile, name)).url)).id] = name
@@ -256,12 +256,12 @@ async def test_all_at_once_cost_a_dispatcher_its_attempts_and_nothing_else(
     for webhook_id, (code, text, seconds) in hinted.items():
         row = left[webhook_id]
         assert row["status"] == code
-        assert any(one - 15 <= row["paused_s"] <= one + 15 for one in seconds), (code, text, row["paused_s"])
+        assert any(second - 15 <= row["paused_s"] <= second + 15 for second in seconds), (code, text, row["paused_s"])
         assert row["due_s"] > 55, "a hint can only push later"
         assert row["due_s"] >= row["paused_s"] - 2, (code, text)
     assert CANARY not in repr(logs)
     holders = {one for one, row in left.items() if CANARY in repr(row)}
-    assert {named[one] for one in holders} == {"echoes a secret"}, "only its own excerpt has it"
+    assert {named[holder] for holder in holders} == {"echoes a secret"}, "only its own excerpt has it"
 
 
 def check_named(name: str, row: dict[str, Any]) -> None:
@@ -319,7 +319,7 @@ async def outlast(trouble: Trouble, own_server: tuple[Path, ServerAddress], tmp_
         stack.push_async_callback(receivers.stop)
         database = await open_database(address.connect_kwargs(), schema=f"t_{uuid4().hex}")
         stack.push_async_callback(database.close)
-        box = await simple_world(database)
+        box = await simple_simulation(database)
         hook = await subscribe(database, receivers, "hook")
         await commit(box, *(funding(number) for number in range(300)))
         async with dispatching(database, receivers.ca_path, concurrency=4, lease_s=8, total_timeout_s=3):
@@ -328,8 +328,8 @@ async def outlast(trouble: Trouble, own_server: tuple[Path, ServerAddress], tmp_
             assert len(hook.ledger) < 300, "there was something left to do"
             await until(database, {"delivered": 300})
         stored = await bodies(database)
-        assert {one.webhook_id: one.body for one in hook.accepted} == stored
-        again = Counter(one.webhook_id for one in hook.ledger) - Counter(stored.keys())
+        assert {request.webhook_id: request.body for request in hook.accepted} == stored
+        again = Counter(request.webhook_id for request in hook.ledger) - Counter(stored.keys())
         assert not again, f"posted again: {again}"
         recorded = await rows(database, "select status, error, count(*)::int as n from attempts group by 1, 2")
         assert recorded == [{"status": 200, "error": None, "n": 300}]
@@ -377,7 +377,7 @@ async def test_answers_that_do_not_outlast_the_trouble_are_missed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Negative control of the stories above."""
+    """Negative control of the scenarios above."""
     monkeypatch.setattr(deliveries, "settle_and_claim", broken)
     with pytest.raises(AssertionError, match="posted again"):
         await outlast(trouble, own_server, tmp_path)

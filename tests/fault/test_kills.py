@@ -10,7 +10,6 @@ import pkgutil
 import random
 import secrets
 import signal
-import sys
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -21,8 +20,10 @@ from typing import Any, Literal
 import psutil
 import pytest
 
+import fork_server
 from command_line import CommandLine
 from embedded_user import is_gone, kill, postmaster, supervisor
+from fork_server import ForkedProcess
 from reorgs import Reorganiser
 from simulation_fixtures import Rows, open_at, read_to_head, reading, register, rows
 from store_factories import assert_ledger, values
@@ -61,14 +62,14 @@ class Ending:
     received: dict[str, Counter[str]]
     unverified: int
 
-    def lost(self, world: Simulation) -> int:
+    def lost(self, simulation: Simulation) -> int:
         """Of the blocks alone that the cursors claim to have read: a daemon that is only slow loses nothing."""
-        return len(world.expected(through=self.read_through).keys() - self.stored.keys())
+        return len(simulation.expected(through=self.read_through).keys() - self.stored.keys())
 
 
 async def disturbed_run(
     directory: Path,
-    world: Simulation,
+    simulation: Simulation,
     events: int,
     kills: Sequence[Victim],
     command: Sequence[str],
@@ -77,13 +78,13 @@ async def disturbed_run(
     once_up: bool = False,
     patience_s: float = WAIT_TIMEOUT_S,
 ) -> Ending:
-    """Runs the daemon over a growing chain, killing as told at random moments, then lets it finish.
+    """Runs the daemon over a growing chain, killing it as the arguments say, at random moments, then lets it finish.
 
     With `once_up` no life ends before its daemon has begun to work.
     """
     rng = random.Random(seed)
-    async with playground(directory, world) as (settings, path, hooks):
-        mining = asyncio.create_task(grow(world, events))
+    async with playground(directory, simulation) as (settings, path, hooks):
+        mining = asyncio.create_task(grow(simulation, events))
         began_at, daemon = 0, await start(command, path)
         for victim in kills:
             if once_up:
@@ -99,7 +100,7 @@ async def disturbed_run(
             daemon = await start(command, path)
         await mining
         await is_up(path.parent / "daemon.log", began_at)
-        await quiet(world, hooks, patience_s)
+        await quiet(simulation, hooks, patience_s)
         daemon.terminate()
         assert await daemon.wait() == 0
         async with open_store(settings) as store:
@@ -112,14 +113,14 @@ async def disturbed_run(
 
 @asynccontextmanager
 async def playground(
-    directory: Path, world: Simulation, head: str = "finalized"
+    directory: Path, simulation: Simulation, head: str = "finalized"
 ) -> AsyncIterator[tuple[Settings, Path, list[Hook]]]:
-    """A node, receivers and a configuration; the world's vaults and a webhook for each account are registered."""
-    receivers, node = Receivers(directory), ExecutionServer(world.chain)
+    """A node, receivers and a configuration; the simulation's vaults and a webhook for each account are registered."""
+    receivers, node = Receivers(directory), ExecutionServer(simulation.chain)
     await receivers.start()
     path = directory / "vaultevents.toml"
     path.write_text(
-        f'network = "devnet"\nchain_id = {world.chain.chain_id}\ndata_dir = "{directory}"\n'
+        f'network = "devnet"\nchain_id = {simulation.chain.chain_id}\ndata_dir = "{directory}"\n'
         f'[execution]\nurls = ["{await node.start()}"]\npoll_interval_s = 0.05\nspan_blocks = 10\nhead = "{head}"\n'
         "max_range_blocks = 10\naudit_blocks_per_s = 0\n"  # it would restore what a wrong order loses
         f'[delivery]\nallow = ["127.0.0.0/8:*"]\nca_file = "{receivers.ca_path}"\nschedule = "1s, 1s, 1s, 2s, 2s, 5s"\n'
@@ -129,8 +130,8 @@ async def playground(
     hooks = []
     try:
         async with open_store(settings) as store:
-            await register(store.database, world)
-            for account_id in sorted({one.account_id for one in world.registrations}):
+            await register(store.database, simulation)
+            for account_id in sorted({registration.account_id for registration in simulation.registrations}):
                 hook, secret = receivers.hook(account_id), Secret(new_secret(secrets.token_bytes(SECRET_BYTES)))
                 hook.secret = secret.reveal()
                 webhook = Webhook(f"wh-{account_id}", account_id, hook.url, None, None, active=True)
@@ -143,15 +144,15 @@ async def playground(
         await receivers.stop()
 
 
-async def quiet(world: Simulation, hooks: Sequence[Hook], patience_s: float = WAIT_TIMEOUT_S) -> None:
+async def quiet(simulation: Simulation, hooks: Sequence[Hook], patience_s: float = WAIT_TIMEOUT_S) -> None:
     """Until everything has arrived, or nothing more has for `patience_s`.
 
-    Where everything arrives this returns at once, so a long patience costs no time: only a story in which something
+    Where everything arrives this returns at once, so a long patience costs no time: only a scenario in which something
     is to be missing waits for the silence, and names a shorter one.
     """
     loop = asyncio.get_running_loop()
     seen, changed_at_s = 0, loop.time()
-    while not all(delivered(hook).keys() >= wanted(world, hook) for hook in hooks):
+    while not all(delivered(hook).keys() >= wanted(simulation, hook) for hook in hooks):
         await asyncio.sleep(0.1)
         if (now := sum(len(hook.ledger) for hook in hooks)) != seen:
             seen, changed_at_s = now, loop.time()
@@ -175,18 +176,18 @@ async def said(log: Path, word: bytes, began_at: int, patience_s: float) -> None
                 await asyncio.sleep(0.02)
 
 
-async def grow(world: Simulation, events: int) -> None:
-    while len(world.expected()) < events:
+async def grow(simulation: Simulation, events: int) -> None:
+    while len(simulation.expected()) < events:
         for _ in range(4):
-            world.step()
+            simulation.step()
         await asyncio.sleep(0.08)
 
 
-async def start(command: Sequence[str], path: Path) -> asyncio.subprocess.Process:
+async def start(command: Sequence[str], path: Path) -> ForkedProcess:
     environment = {"PATH": os.environ["PATH"], "HOME": str(path.parent)}
-    arguments = [sys.executable, *command, "run", "--config", str(path)]
     with (path.parent / "daemon.log").open("ab") as log:
-        return await asyncio.create_subprocess_exec(*arguments, env=environment, stdout=log, stderr=log)
+        arguments = ("run", "--config", str(path))
+        return await fork_server.start(command, arguments, environment, path.parent, log.fileno())
 
 
 async def kill_postgres(directory: Path) -> None:
@@ -207,11 +208,11 @@ def _is_postmaster(process: psutil.Process, directory: Path) -> bool:
 
 
 def delivered(hook: Hook) -> Counter[str]:
-    return Counter(one.webhook_id for one in hook.accepted if one.verified)
+    return Counter(request.webhook_id for request in hook.accepted if request.verified)
 
 
-def wanted(world: Simulation, hook: Hook) -> set[str]:
-    return {event_id for account_id, event_id in world.expected() if hook.url.endswith(f"/{account_id}")}
+def wanted(simulation: Simulation, hook: Hook) -> set[str]:
+    return {event_id for account_id, event_id in simulation.expected() if hook.url.endswith(f"/{account_id}")}
 
 
 def kill_all_before(step: str, directory: Path, patch: pytest.MonkeyPatch) -> asyncio.Event:
@@ -237,24 +238,24 @@ async def replayed(path: Path, last: int) -> dict[str, int]:
     return found
 
 
-async def undisturbed_run(database: Database, world: Simulation) -> Rows:
-    await register(database, world)
-    async with reading(ExecutionServer(world.chain)) as source:
-        await open_at(database, world, 0)
+async def undisturbed_run(database: Database, simulation: Simulation) -> Rows:
+    await register(database, simulation)
+    async with reading(ExecutionServer(simulation.chain)) as source:
+        await open_at(database, simulation, 0)
         await read_to_head(source, Outbox(database), step=500)
     return await rows(database)
 
 
 async def test_kills_lose_nothing_double_nothing_and_change_no_byte(tmp_path: Path, database: Database) -> None:
-    world = Simulation(21, events_per_block=2)
-    world.history(100, 200)
+    simulation = Simulation(21, events_per_block=2)
+    simulation.history(100, 200)
     daemons: list[Victim] = ["daemon"] * 20
     servers: list[Victim] = ["postgres"] * 5
     kills = daemons + servers
     random.Random(5).shuffle(kills)
-    ending = await disturbed_run(tmp_path, world, 2000, kills, DAEMON, seed=5)
+    ending = await disturbed_run(tmp_path, simulation, 2000, kills, DAEMON, seed=5)
     assert len(ending.stored) >= 2000
-    assert ending.stored == world.expected() == await undisturbed_run(database, world)
+    assert ending.stored == simulation.expected() == await undisturbed_run(database, simulation)
     assert ending.unverified == 0
     for url, received in ending.received.items():
         account = url.rsplit("/", 1)[1]
@@ -262,10 +263,10 @@ async def test_kills_lose_nothing_double_nothing_and_change_no_byte(tmp_path: Pa
 
 
 async def test_kills_in_the_middle_of_a_backfill_leave_what_an_undisturbed_one_does(tmp_path: Path) -> None:
-    world = Simulation(33, events_per_block=2)
-    world.history(1000, 2000)
+    simulation = Simulation(33, events_per_block=2)
+    simulation.history(1000, 2000)
     rng, log = random.Random(9), tmp_path / "daemon.log"
-    async with playground(tmp_path, world) as (settings, path, hooks):
+    async with playground(tmp_path, simulation) as (settings, path, hooks):
         for _ in range(LONG_LIVES):
             began_at = log.stat().st_size if log.exists() else 0
             daemon = await start(DAEMON, path)
@@ -278,18 +279,18 @@ async def test_kills_in_the_middle_of_a_backfill_leave_what_an_undisturbed_one_d
         began_at = log.stat().st_size
         daemon = await start(DAEMON, path)
         await is_up(log, began_at)
-        await quiet(world, hooks)
+        await quiet(simulation, hooks)
         daemon.terminate()
         assert await daemon.wait() == 0
-        again = await replayed(path, world.chain.finalized_number or 0)
+        again = await replayed(path, simulation.chain.finalized_number or 0)
         async with open_store(settings) as store:
             await assert_ledger(store.database)
-            assert await rows(store.database) == world.expected()
+            assert await rows(store.database) == simulation.expected()
     assert len(set(went_on_at(log))) > 2, "no life ended in the middle"
     assert (again["inserted"], again["different"]) == (0, 0)
-    assert again["derived"] == len(world.expected())
+    assert again["derived"] == len(simulation.expected())
     for hook in hooks:
-        assert delivered(hook).keys() == wanted(world, hook)
+        assert delivered(hook).keys() == wanted(simulation, hook)
 
 
 def went_on_at(log: Path) -> list[int]:
@@ -302,12 +303,12 @@ def went_on_at(log: Path) -> list[int]:
 
 
 async def test_kills_and_reorganisations_leave_what_the_chain_says_and_one_body_for_each_id(tmp_path: Path) -> None:
-    world = Simulation(31, events_per_block=2)
-    world.history(40, 80)
-    world.chain.finalized = Lag(12)
+    simulation = Simulation(31, events_per_block=2)
+    simulation.history(40, 80)
+    simulation.chain.finalized = Lag(12)
     rng = random.Random(7)
-    turns, log = Reorganiser(world, rng), tmp_path / "daemon.log"
-    async with playground(tmp_path, world, head="latest-0") as (settings, path, hooks):
+    turns, log = Reorganiser(simulation, rng), tmp_path / "daemon.log"
+    async with playground(tmp_path, simulation, head="latest-0") as (settings, path, hooks):
         for life in range(LIVES):
             began_at = log.stat().st_size if log.exists() else 0
             daemon = await start(DAEMON, path)
@@ -316,19 +317,19 @@ async def test_kills_and_reorganisations_leave_what_the_chain_says_and_one_body_
             for turn in range(12):
                 await asyncio.sleep(rng.uniform(0.05, 0.2))
                 if turn % 3:
-                    world.step()
+                    simulation.step()
                 else:
                     turns.reorg(rng.randint(1, 8))
                     await said(log, b'"stream_rewound"', began_at, patience_s=1.0)
             if life < LIVES - 1:
                 daemon.kill()
                 await daemon.wait()
-        world.chain.finalized = Lag(0)
-        await quiet(world, hooks)
+        simulation.chain.finalized = Lag(0)
+        await quiet(simulation, hooks)
         daemon.terminate()
         assert await daemon.wait() == 0
-        truth = world.expected()
-        again = await replayed(path, world.chain.head.number)
+        truth = simulation.expected()
+        again = await replayed(path, simulation.chain.head.number)
         async with open_store(settings) as store:
             await assert_ledger(store.database)
             gone = (await rows(store.database)).keys() - truth.keys()
@@ -339,19 +340,19 @@ async def test_kills_and_reorganisations_leave_what_the_chain_says_and_one_body_
     assert again["near_head"] > 0
     assert {event_id for _, event_id in gone} == orphaned
     for hook in hooks:
-        assert delivered(hook).keys() - orphaned == wanted(world, hook)
+        assert delivered(hook).keys() - orphaned == wanted(simulation, hook)
         bodies = defaultdict(set)
-        for one in hook.ledger:
-            bodies[one.webhook_id].add(one.body)
-        assert [event_id for event_id, told in bodies.items() if len(told) > 1] == []
+        for request in hook.ledger:
+            bodies[request.webhook_id].add(request.body)
+        assert [event_id for event_id, reported in bodies.items() if len(reported) > 1] == []
 
 
 async def test_a_daemon_that_commits_its_cursor_first_is_caught(tmp_path: Path) -> None:
-    world = Simulation(22, events_per_block=2)
-    world.history(20, 40)
+    simulation = Simulation(22, events_per_block=2)
+    simulation.history(20, 40)
     kills: list[Victim] = ["daemon"] * 4
-    ending = await disturbed_run(tmp_path, world, 250, kills, BROKEN_DAEMON, seed=6, once_up=True, patience_s=3.0)
-    assert ending.lost(world) > 0
+    ending = await disturbed_run(tmp_path, simulation, 250, kills, BROKEN_DAEMON, seed=6, once_up=True, patience_s=3.0)
+    assert ending.lost(simulation) > 0
 
 
 @pytest.mark.parametrize(
@@ -368,10 +369,10 @@ async def test_a_daemon_that_commits_its_cursor_first_is_caught(tmp_path: Path) 
 async def test_a_server_that_dies_at_any_step_of_a_start_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    world = Simulation(23, events_per_block=2)
-    world.history(20, 40)
+    simulation = Simulation(23, events_per_block=2)
+    simulation.history(20, 40)
     stop = asyncio.Event()
-    async with playground(tmp_path, world) as (settings, _, _), asyncio.timeout(WAIT_TIMEOUT_S):
+    async with playground(tmp_path, simulation) as (settings, _, _), asyncio.timeout(WAIT_TIMEOUT_S):
         killed = kill_all_before(step, settings.directory / "postgres", monkeypatch)
         await serve(settings, stop, on_advance=lambda _: stop.set())
     assert killed.is_set(), "the step was never taken"

@@ -1,7 +1,7 @@
 """Nodes that lie consistently, in every configuration: which events are stored, which are lost, and who is named.
 
-Each cell reads a stream as the daemon does, a backfill and live beside it, from nodes of which some tell one lie in all
-of their methods (`lying_node`). What the outbox has at the end is compared with the chain's own record.
+Each cell reads a stream as the daemon does, a backfill and live beside it, from nodes of which some claim one lie in
+all of their methods (`lying_node`). What the outbox has at the end is compared with the chain's own record.
 
     backfill  the blocks up to the one at which the live cursor began
     live      the blocks after it
@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from fault_injection import BEGUN, OPTIONS, Story, beacon_of, followed, world_of
+from fault_injection import BEGUN, OPTIONS, Scenario, beacon_of, followed, simulation_of
 from lying_node import EARLY_FORK, LATE_FORK, STALE_BLOCKS, Lie, LyingServer, branch_of
 from simulation_fixtures import rows, whole
 from timeouts import WAIT_TIMEOUT_S
@@ -116,7 +116,7 @@ DISPROVED = frozenset(
         *(Lie.FALSE_HEADER, Lie.FORGED_BLOCK, Lie.RENAMED),
     }
 )
-"""Lies that the chain contradicts: the node that tells one is named as faulty."""
+"""Lies that the chain contradicts: the node that makes one is named as faulty."""
 
 FORKS = frozenset({Lie.EARLY_FORK, Lie.LATE_FORK})
 """Two sides say which chain it is: a stream that stalls names both."""
@@ -145,10 +145,10 @@ def cells() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("lie", "setup"), list(cells()))
 async def test_a_lie_in_a_configuration(database: Database, lie: Lie, setup: Setup) -> None:
-    world = world_of(61)
+    simulation = simulation_of(61)
     expected = Cell.of(EXPECTED[lie][list(Setup).index(setup)])
     with capture_logs() as lines:
-        names, results = await run_cell(database, world, lie, setup, expected)
+        names, results = await run_cell(database, simulation, lie, setup, expected)
     found = Found(*results, frozenset(faulty_nodes(lines)), tuple(problems_in(lines)))
     print(f"{lie:18} {setup:14} {found.backfill:8} {found.live:8} faulty={marked(found.faulty, names, setup)}")
     assert found.backfill in expected.backfill and found.live in expected.live, found
@@ -164,36 +164,36 @@ async def test_a_lie_in_a_configuration(database: Database, lie: Lie, setup: Set
 
 
 async def run_cell(
-    database: Database, world: Simulation, lie: Lie, setup: Setup, expected: Cell
+    database: Database, simulation: Simulation, lie: Lie, setup: Setup, expected: Cell
 ) -> tuple[tuple[str, ...], tuple[Result, Result]]:
     """The names of the nodes, and how the backfill and the live part end."""
-    servers = [LyingServer(world, lie) for _ in range(setup.liars)]
-    servers_then = [ExecutionServer(world.chain) for _ in range(setup.honest)]
+    servers = [LyingServer(simulation, lie) for _ in range(setup.liars)]
+    servers_then = [ExecutionServer(simulation.chain) for _ in range(setup.honest)]
     behind = STALE_BLOCKS if lie is Lie.STALE else 0
     may_stall = STALLED in expected.backfill | expected.live
     async with AsyncExitStack() as stack:
-        anchor = await stack.enter_async_context(beacon_of(world)) if setup.is_anchored else None
-        story = await stack.enter_async_context(
-            followed(database, world, *servers, *servers_then, options=OPTIONS, anchor=anchor)
+        anchor = await stack.enter_async_context(beacon_of(simulation)) if setup.is_anchored else None
+        scenario = await stack.enter_async_context(
+            followed(database, simulation, *servers, *servers_then, options=OPTIONS, anchor=anchor)
         )
-        await story.grow(GROWTH)
-        await story.ending(STALL_S if may_stall else WAIT_TIMEOUT_S, behind)
-        results = await parts(story, behind)
-    return story.names, results
+        await scenario.grow(GROWTH)
+        await scenario.ending(STALL_S if may_stall else WAIT_TIMEOUT_S, behind)
+        results = await parts(scenario, behind)
+    return scenario.names, results
 
 
-async def parts(story: Story, behind: int) -> tuple[Result, Result]:
+async def parts(scenario: Scenario, behind: int) -> tuple[Result, Result]:
     """How the backfill and the live part stand."""
-    world, outbox = story.world, Outbox(story.database)
-    last = whole(world).last - behind
-    stored = await rows(story.database)
-    truth = world.expected(through=world.chain.head.number)
-    early, due = world.expected(through=BEGUN).keys(), world.expected(through=last).keys()
+    simulation, outbox = scenario.simulation, Outbox(scenario.database)
+    last = whole(simulation).last - behind
+    stored = await rows(scenario.database)
+    truth = simulation.expected(through=simulation.chain.head.number)
+    early, due = simulation.expected(through=BEGUN).keys(), simulation.expected(through=last).keys()
     live = await outbox.live("logs")
     assert live is not None
     backfills = await outbox.backfills("logs")
     wrong = {key for key, body in stored.items() if truth.get(key) != body}
-    wrong_early = {key for key in wrong if key in early or created_ms(stored[key]) <= begun_ms(world)}
+    wrong_early = {key for key in wrong if key in early or created_ms(stored[key]) <= begun_ms(simulation)}
     missing = due - stored.keys()
     return (
         _result(bool(wrong_early), bool(missing & early), bool(backfills)),
@@ -213,8 +213,8 @@ def created_ms(body: bytes) -> int:
     return int(body.rpartition(b'"created_at":')[2].rstrip(b"}"))
 
 
-def begun_ms(world: Simulation) -> int:
-    (block,) = world.chain.blocks(BEGUN, BEGUN)
+def begun_ms(simulation: Simulation) -> int:
+    (block,) = simulation.chain.blocks(BEGUN, BEGUN)
     return block.timestamp_s * 1000
 
 
@@ -239,64 +239,66 @@ def marked(faulty: frozenset[str], names: Sequence[str], setup: Setup) -> list[s
 
 async def test_honest_nodes_alone_lose_nothing_and_are_never_named(database: Database) -> None:
     """The negative control of every cell."""
-    world = world_of(61)
+    simulation = simulation_of(61)
     with capture_logs() as lines:
-        async with followed(database, world, *(ExecutionServer(world.chain) for _ in range(3))) as story:
-            await story.grow(GROWTH)
-            await story.ending()
-            assert await parts(story, 0) == (RIGHT, RIGHT)
+        async with followed(database, simulation, *(ExecutionServer(simulation.chain) for _ in range(3))) as scenario:
+            await scenario.grow(GROWTH)
+            await scenario.ending()
+            assert await parts(scenario, 0) == (RIGHT, RIGHT)
     assert (list(faulty_nodes(lines)), problems_in(lines)) == ([], [])
 
 
-async def anchored(stack: AsyncExitStack, database: Database, world: Simulation, beacon: BeaconServer) -> Story:
+async def anchored(stack: AsyncExitStack, database: Database, simulation: Simulation, beacon: BeaconServer) -> Scenario:
     """A stream from one honest execution node, anchored by this beacon node."""
-    anchor = await stack.enter_async_context(beacon_of(world, beacon))
-    return await stack.enter_async_context(followed(database, world, ExecutionServer(world.chain), anchor=anchor))
+    anchor = await stack.enter_async_context(beacon_of(simulation, beacon))
+    return await stack.enter_async_context(
+        followed(database, simulation, ExecutionServer(simulation.chain), anchor=anchor)
+    )
 
 
 @pytest.mark.parametrize("behind", [0, 30])
 async def test_an_honest_beacon_chain_holds_up_nothing_also_when_it_is_behind(database: Database, behind: int) -> None:
-    world = world_of(63)
+    simulation = simulation_of(63)
     with capture_logs() as lines:
         async with AsyncExitStack() as stack:
-            beacon = BeaconServer(world.beacon, behind=behind)
-            story = await anchored(stack, database, world, beacon)
-            await story.grow(GROWTH)
-            assert (await story.ending()).is_right
+            beacon = BeaconServer(simulation.beacon, behind=behind)
+            scenario = await anchored(stack, database, simulation, beacon)
+            await scenario.grow(GROWTH)
+            assert (await scenario.ending()).is_right
     assert list(faulty_nodes(lines)) == []
 
 
 @pytest.mark.parametrize("fork", [EARLY_FORK, LATE_FORK])
 async def test_a_beacon_chain_on_another_fork_stops_the_stream_and_is_named(database: Database, fork: int) -> None:
     """Which side is right cannot be known, so nothing more is sent, and both are named."""
-    world = world_of(64)
-    branch = branch_of(world, fork)
+    simulation = simulation_of(64)
+    branch = branch_of(simulation, fork)
     with capture_logs() as lines:
         async with AsyncExitStack() as stack:
-            story = await anchored(stack, database, world, BeaconServer(Beacon(branch)))
-            await story.grow(GROWTH)
-            await story.ending(STALL_S)
-            assert await story.extra() == 0
-            _, live = await parts(story, 0)
+            scenario = await anchored(stack, database, simulation, BeaconServer(Beacon(branch)))
+            await scenario.grow(GROWTH)
+            await scenario.ending(STALL_S)
+            assert await scenario.extra() == 0
+            _, live = await parts(scenario, 0)
     assert live is STALLED
-    assert any(story.names[0] in problem and "beacon" in problem.lower() for problem in problems_in(lines))
+    assert any(scenario.names[0] in problem and "beacon" in problem.lower() for problem in problems_in(lines))
 
 
 async def test_the_anchor_of_a_cell_is_the_finalized_chain() -> None:
-    world = world_of(65)
-    async with beacon_of(world) as anchor:
+    simulation = simulation_of(65)
+    async with beacon_of(simulation) as anchor:
         found = await anchor.final_payload()
         assert found is not None and found.number is not None
-        (block,) = world.chain.blocks(found.number, found.number)
+        (block,) = simulation.chain.blocks(found.number, found.number)
         assert found.hash == block.hash
-        assert 0 <= whole(world).last - found.number <= 2 * world.beacon.slots_per_epoch
+        assert 0 <= whole(simulation).last - found.number <= 2 * simulation.beacon.slots_per_epoch
 
 
 async def test_a_node_that_becomes_honest_lets_the_stream_go_on(database: Database) -> None:
-    world = world_of(62)
-    liar = LyingServer(world, Lie.ALTER, since=BEGUN + 10)
-    async with followed(database, world, liar) as story:
+    simulation = simulation_of(62)
+    liar = LyingServer(simulation, Lie.ALTER, since=BEGUN + 10)
+    async with followed(database, simulation, liar) as scenario:
         await asyncio.sleep(0.5)
-        assert await story.extra() == 0
+        assert await scenario.extra() == 0
         liar.be_honest()
-        assert (await story.ending()).is_right
+        assert (await scenario.ending()).is_right

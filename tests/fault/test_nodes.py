@@ -1,7 +1,7 @@
 """Nodes in every kind of trouble, three together and alone, under the stream as the daemon runs it: lost 0, extra 0.
 
 The first node, the preferred one, is the bad one. What the outbox has at the end is compared with the chain's own
-record, and nothing that is not in that record may be stored on the way. Broken builds are caught by the same stories.
+record, and nothing that is not in that record may be stored on the way. Broken builds are caught by the same scenarios.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fault_injection import (
     forked,
     heal,
     is_on_another_fork,
-    world_of,
+    simulation_of,
 )
 from simulation_fixtures import Rows, drive, rows, truth, whole
 from timeouts import WAIT_TIMEOUT_S
@@ -56,66 +56,66 @@ every_trouble = pytest.mark.parametrize("trouble", TROUBLES, ids=lambda trouble:
 
 @every_trouble
 async def test_one_bad_node_of_three_loses_nothing_and_invents_nothing(database: Database, trouble: Trouble) -> None:
-    world = world_of(31)
-    bad, *good = (ExecutionServer(world.chain) for _ in range(3))
+    simulation = simulation_of(31)
+    bad, *good = (ExecutionServer(simulation.chain) for _ in range(3))
     if trouble.from_the_start:
-        trouble.begin(bad, world)
-    async with followed(database, world, bad, *good, options=trouble.options) as story:
-        assert (await story.ending(behind=trouble.behind)).is_right
-        trouble.begin(bad, world)
+        trouble.begin(bad, simulation)
+    async with followed(database, simulation, bad, *good, options=trouble.options) as scenario:
+        assert (await scenario.ending(behind=trouble.behind)).is_right
+        trouble.begin(bad, simulation)
         bad.faults.once(Fault.HTTP_429, trouble.bursts)
-        await story.grow(40)
-        assert (await story.ending(behind=trouble.behind)).is_right
+        await scenario.grow(40)
+        assert (await scenario.ending(behind=trouble.behind)).is_right
 
 
 @every_trouble
 async def test_one_bad_node_alone_invents_nothing_and_loses_nothing_in_the_end(
     database: Database, trouble: Trouble
 ) -> None:
-    world = world_of(32)
-    node = ExecutionServer(world.chain)
+    simulation = simulation_of(32)
+    node = ExecutionServer(simulation.chain)
     if trouble.from_the_start:
-        trouble.begin(node, world)
-    async with followed(database, world, node, options=trouble.options) as story:
+        trouble.begin(node, simulation)
+    async with followed(database, simulation, node, options=trouble.options) as scenario:
         if not trouble.from_the_start:
-            assert (await story.ending()).is_right
-            trouble.begin(node, world)
-        await story.grow(40)
+            assert (await scenario.ending()).is_right
+            trouble.begin(node, simulation)
+        await scenario.grow(40)
         await asyncio.sleep(0.2)
-        assert await story.extra() == 0
+        assert await scenario.extra() == 0
         if trouble.heals_itself:
-            assert (await story.ending()).is_right
+            assert (await scenario.ending()).is_right
             node.faults.once(Fault.HTTP_429, trouble.bursts)
-            await story.grow(20)
-            assert (await story.ending()).is_right
+            await scenario.grow(20)
+            assert (await scenario.ending()).is_right
             assert node.faults.fired[Fault.EMPTY_LOGS] > 1
-        heal(node, world)
-        assert (await story.ending()).is_right
+        heal(node, simulation)
+        assert (await scenario.ending()).is_right
 
 
 async def test_a_node_that_becomes_another_chain_in_the_middle_of_a_run_is_left(database: Database) -> None:
-    world = world_of(33)
-    turning, good = ExecutionServer(world.chain), ExecutionServer(world.chain)
-    async with followed(database, world, turning, good) as story:
-        assert (await story.ending()).is_right
-        for chain in (forked(world, 0, 400), world.chain, forked(world, BLOCKS // 2, 400)):
-            await story.grow(20)
+    simulation = simulation_of(33)
+    turning, good = ExecutionServer(simulation.chain), ExecutionServer(simulation.chain)
+    async with followed(database, simulation, turning, good) as scenario:
+        assert (await scenario.ending()).is_right
+        for chain in (forked(simulation, 0, 400), simulation.chain, forked(simulation, BLOCKS // 2, 400)):
+            await scenario.grow(20)
             turning.node.chain = chain
             await asyncio.sleep(0.1)
-        await story.grow(20)
-        assert (await story.ending()).is_right
+        await scenario.grow(20)
+        assert (await scenario.ending()).is_right
 
 
 @pytest.mark.parametrize("seed", [34, None])
 async def test_a_balancer_before_a_lagging_node_loses_nothing(database: Database, seed: int | None) -> None:
     """One URL, so one lonely node, whose head is from one machine and whose logs are from another (rule C2)."""
-    world = world_of(34)
-    lagging, *good = (ExecutionServer(world.chain, behind=LAG if number == 0 else 0) for number in range(3))
-    async with followed(database, world, Balancer(seed, lagging, *good)) as story:
+    simulation = simulation_of(34)
+    lagging, *good = (ExecutionServer(simulation.chain, behind=LAG if number == 0 else 0) for number in range(3))
+    async with followed(database, simulation, Balancer(seed, lagging, *good)) as scenario:
         for _ in range(10):
-            await story.grow(10)
+            await scenario.grow(10)
             await asyncio.sleep(0.02)
-        assert (await story.ending()).is_right
+        assert (await scenario.ending()).is_right
     assert lagging.exchanges > 20
 
 
@@ -123,19 +123,19 @@ async def test_a_balancer_before_a_lagging_node_loses_nothing(database: Database
 async def test_finality_in_trouble_moves_nothing_and_after_1000_blocks_all_is_read(
     database: Database, nodes: int
 ) -> None:
-    world = world_of(35, BEGUN + 2)
-    servers = [ExecutionServer(world.chain) for _ in range(nodes)]
+    simulation = simulation_of(35, BEGUN + 2)
+    servers = [ExecutionServer(simulation.chain) for _ in range(nodes)]
     stall = At(BEGUN)
-    async with followed(database, world, *servers) as story:
-        assert (await story.ending()).is_right
+    async with followed(database, simulation, *servers) as scenario:
+        assert (await scenario.ending()).is_right
         before = await rows(database)
         for position in (Absent.NULL, Absent.UNKNOWN, At(10), At(0), stall):
-            world.chain.finalized = position
-            world.history(1000 if position is stall else 10, 500 if position is stall else 10)
+            simulation.chain.finalized = position
+            simulation.history(1000 if position is stall else 10, 500 if position is stall else 10)
             await asyncio.sleep(0.1)
             assert await rows(database) == before
-        world.chain.finalized = Lag(2)
-        assert (await story.ending()).is_right
+        simulation.chain.finalized = Lag(2)
+        assert (await scenario.ending()).is_right
     assert len(await rows(database)) > len(before) + 500
 
 
@@ -169,20 +169,20 @@ class Endless:
 
     async def stop(self) -> None:
         self._process.kill()
-        self.told, _ = await self._process.communicate()
+        self.reported, _ = await self._process.communicate()
 
 
 async def test_100_mb_from_one_node_cost_neither_memory_nor_events(database: Database) -> None:
-    world = world_of(36)
+    simulation = simulation_of(36)
     huge = Endless()
     tracemalloc.start()
     try:
-        async with followed(database, world, huge, ExecutionServer(world.chain)) as story:
-            assert (await story.ending()).is_right
+        async with followed(database, simulation, huge, ExecutionServer(simulation.chain)) as scenario:
+            assert (await scenario.ending()).is_right
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert b"asked" in huge.told
+    assert b"asked" in huge.reported
     assert peak < 12 * 2**20
 
 
@@ -213,29 +213,29 @@ def _shouted(value: Any) -> Any:
 
 async def test_a_provider_that_is_swapped_gives_identical_ids_and_bodies(database: Database) -> None:
     """In the middle of a run, and then all over again by a replay (rule E1)."""
-    world = world_of(37)
-    first, second = ExecutionServer(world.chain), ExecutionServer(world.chain)
-    second.node = Shouting(world.chain, max_range=7, limit_style="alchemy", block_timestamp=False)
-    async with followed(database, world, first, second) as story:
-        await story.grow(20)
+    simulation = simulation_of(37)
+    first, second = ExecutionServer(simulation.chain), ExecutionServer(simulation.chain)
+    second.node = Shouting(simulation.chain, max_range=7, limit_style="alchemy", block_timestamp=False)
+    async with followed(database, simulation, first, second) as scenario:
+        await scenario.grow(20)
         await first.stop()
-        await story.grow(20)
-        assert (await story.ending()).is_right
+        await scenario.grow(20)
+        assert (await scenario.ending()).is_right
     assert second.exchanges > 0
     stored = await rows(database)
-    assert await replayed(database, world, second) == stored
+    assert await replayed(database, simulation, second) == stored
 
 
-async def replayed(database: Database, world: Simulation, server: ExecutionServer) -> Rows:
+async def replayed(database: Database, simulation: Simulation, server: ExecutionServer) -> Rows:
     """What is stored after a replay of everything, which must find every row as it would write it."""
-    outbox, final = Outbox(database), world.chain.finalized_number
+    outbox, final = Outbox(database), simulation.chain.finalized_number
     assert final is not None
     url = await server.start()
     async with ExecutionChain([url], head=HeadPolicy(), options=OPTIONS) as chain:
         cursor = await outbox.begin_replay("logs", Span(0, final))
         done = [one.committed for one in await drive(LogsSource(chain), outbox, cursor, 25)]
     await server.stop()
-    assert not any(one.inserted or one.different for one in done)
+    assert not any(outcome.inserted or outcome.different for outcome in done)
     return await rows(database)
 
 
@@ -245,24 +245,24 @@ async def test_full_blocks_whose_blooms_are_all_positive_by_chance_stall_nothing
 ) -> None:
     chain = Chain(38)
     chain.filler_logs = FULL_BLOCK_LOGS
-    world = world_of(38, 30, chain)
+    simulation = simulation_of(38, 30, chain)
     node = ExecutionServer(chain)
     options = ExecutionOptions(retry_wait_s=0.01, blooms_per_day=budget)
-    async with followed(database, world, node, begun=0, options=options) as story:
-        assert (await story.ending()).is_right
-    held = {number for number, *_ in truth(world, whole(world))}
+    async with followed(database, simulation, node, begun=0, options=options) as scenario:
+        assert (await scenario.ending()).is_right
+    held = {number for number, *_ in truth(simulation, whole(simulation))}
     asked = node.calls["eth_getBlockReceipts"]
     assert asked > len(held) if budget else asked <= len(held)
 
 
 async def test_a_build_without_the_bloom_check_loses_logs(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LogQuery, "may_be_in", lambda *_: False)
-    world = world_of(32)
-    node = ExecutionServer(world.chain)
+    simulation = simulation_of(32)
+    node = ExecutionServer(simulation.chain)
     node.faults.once(Fault.EMPTY_LOGS, 4)
-    async with followed(database, world, node) as story:
-        await story.grow(40)
-        ending = await story.ending()
+    async with followed(database, simulation, node) as scenario:
+        await scenario.grow(40)
+        ending = await scenario.ending()
     assert ending.lost > 0 and ending.extra == 0
 
 
@@ -271,12 +271,12 @@ async def test_a_build_that_neither_links_blocks_nor_compares_nodes_believes_ano
 ) -> None:
     monkeypatch.setattr(verification, "check_parent", lambda *_: None)
     monkeypatch.setattr(logs, "_same_chain", lambda claims, *_: claims[:1])
-    world = world_of(31)
-    bad, good = (ExecutionServer(world.chain) for _ in range(2))
-    is_on_another_fork(bad, world)
-    async with followed(database, world, bad, good) as story:
+    simulation = simulation_of(31)
+    bad, good = (ExecutionServer(simulation.chain) for _ in range(2))
+    is_on_another_fork(bad, simulation)
+    async with followed(database, simulation, bad, good) as scenario:
         async with asyncio.timeout(WAIT_TIMEOUT_S):
-            while not await story.extra():
+            while not await scenario.extra():
                 await asyncio.sleep(0.03)
-        ending = await story.ending()
+        ending = await scenario.ending()
     assert ending.extra > 0

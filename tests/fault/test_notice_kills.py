@@ -1,4 +1,4 @@
-"""The daemon is killed with -9 between recording a notice for the operator and telling it: all are told, none invented.
+"""The daemon is killed with -9 between recording a notice for the operator and sending it: all are sent, none invented.
 
 Receivers of customers answer 410 one after the other, so that each webhook is switched off and leaves one notice.
 """
@@ -61,7 +61,7 @@ async def posted(stage: Stage) -> None:
 async def accepted(stage: Stage) -> None:
     def last_words(_id: str, _attempt: int, _nth: int) -> Answer:
         if stage.daemon.process.returncode is None:  # others may have been on their way
-            stage.daemon.tell(signal.SIGKILL)
+            stage.daemon.send_signal(signal.SIGKILL)
         return Reply()
 
     stage.operator.behaviour = last_words
@@ -84,10 +84,10 @@ class Ending:
 
 
 @asynccontextmanager
-async def growing(world: Simulation) -> AsyncIterator[None]:
+async def growing(simulation: Simulation) -> AsyncIterator[None]:
     async def grow() -> None:
         while True:
-            world.step()
+            simulation.step()
             await asyncio.sleep(0.2)
 
     mining = asyncio.create_task(grow())
@@ -104,16 +104,19 @@ async def started(here: Place) -> Running:
 
 
 async def killed_again_and_again(home: Path, data_dir: Path, program: Sequence[str]) -> Ending:
-    """A kill at each of the moments, again and again, and then time enough to tell everything."""
-    world = Simulation(25, accounts=ACCOUNTS, vaults_per_account=2, events_per_block=5)
-    world.history(20, 60)
+    """A kill at each of the moments, again and again, and then time enough to send everything."""
+    simulation = Simulation(25, accounts=ACCOUNTS, vaults_per_account=2, events_per_block=5)
+    simulation.history(20, 60)
     unclaimed = claimed = 0
     with EmbeddedPostgres(data_dir / "postgres") as server:
-        async with place(home, data_dir, world) as here, growing(world):
+        async with place(home, data_dir, simulation) as here, growing(simulation):
             operator = here.receivers.hook("operator")
             operator.secret = new_secret(bytes(32))
-            told = {"VAULTEVENTS_OPERATOR__WEBHOOK_URL": operator.url, "VAULTEVENTS_OPERATOR_SECRET": operator.secret}
-            here.shell = CommandLine(here.home, here.shell.environment | told, program)
+            reported = {
+                "VAULTEVENTS_OPERATOR__WEBHOOK_URL": operator.url,
+                "VAULTEVENTS_OPERATOR_SECRET": operator.secret,
+            }
+            here.shell = CommandLine(here.home, here.shell.environment | reported, program)
             here.configure(delivery=f"timeout_s = 2\nconnect_timeout_s = 1\nlease_s = {LEASE_S}")
             hooks = await here.subscribed()
             async with asking(server, here.schema) as stored:
@@ -136,19 +139,19 @@ async def killed_again_and_again(home: Path, data_dir: Path, program: Sequence[s
 def check(ending: Ending) -> None:
     """Each webhook has one notice, which was accepted at least once and always said the same, and nothing else was."""
     assert sorted(ending.notices.values()) == sorted(ending.webhooks)
-    invented = {one.webhook_id for one in ending.ledger} - ending.notices.keys()
+    invented = {request.webhook_id for request in ending.ledger} - ending.notices.keys()
     assert not invented, f"invented: {invented}"
-    untold = ending.notices.keys() - {one.webhook_id for one in ending.accepted}
-    assert not untold, f"never told: {untold}"
-    assert all(one.verified for one in ending.ledger)
-    assert len({(one.webhook_id, one.body) for one in ending.ledger}) == len(ending.notices)
-    for one in ending.ledger:
-        body = json.loads(one.body)
-        assert (body["id"], body["type"]) == (one.webhook_id, "webhook_disabled")
-        assert body["data"]["webhook_id"] == ending.notices[one.webhook_id]
+    unreported = ending.notices.keys() - {request.webhook_id for request in ending.accepted}
+    assert not unreported, f"never reported: {unreported}"
+    assert all(request.verified for request in ending.ledger)
+    assert len({(request.webhook_id, request.body) for request in ending.ledger}) == len(ending.notices)
+    for request in ending.ledger:
+        body = json.loads(request.body)
+        assert (body["id"], body["type"]) == (request.webhook_id, "webhook_disabled")
+        assert body["data"]["webhook_id"] == ending.notices[request.webhook_id]
 
 
-async def test_a_notice_outlives_whoever_was_to_tell_it(
+async def test_a_notice_outlives_the_process_that_was_to_deliver_it(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     ending = await killed_again_and_again(tmp_path, tmp_path_factory.mktemp("data"), PROGRAM)
@@ -157,8 +160,8 @@ async def test_a_notice_outlives_whoever_was_to_tell_it(
     check(ending)
 
 
-@pytest.mark.parametrize(("broken", "problem"), [("finishes-first", "never told"), ("renames", "invented")])
-async def test_a_daemon_that_tells_too_little_or_too_much_is_caught(
+@pytest.mark.parametrize(("broken", "problem"), [("finishes-first", "never reported"), ("renames", "invented")])
+async def test_a_daemon_that_reports_too_little_or_too_much_is_caught(
     broken: str, problem: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     ending = await killed_again_and_again(tmp_path, tmp_path_factory.mktemp("data"), (BROKEN, broken))

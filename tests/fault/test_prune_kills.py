@@ -37,9 +37,9 @@ LEFT = "select count(*)::int from deliveries where finished_at < now() - interva
 
 
 async def proof(here: Place) -> dict[str, Any]:
-    told = (await here.run("audit", "deliveries", "--json")).ok().json
-    assert told["ok"]
-    return {"states": told["states"], "accounts": told["accounts"]}
+    reported = (await here.run("audit", "deliveries", "--json")).ok().json
+    assert reported["ok"]
+    return {"states": reported["states"], "accounts": reported["accounts"]}
 
 
 async def left(server: ServerAddress, schema: str) -> int:
@@ -89,7 +89,7 @@ async def test_a_killed_pruning_is_taken_up_again_and_nothing_is_missed(
             assert await proof(here) == before
 
 
-async def test_a_daemon_prunes_by_itself_only_when_it_is_told_to(
+async def test_a_daemon_prunes_by_itself_only_when_it_is_configured_to(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     data_dir = tmp_path_factory.mktemp("data")

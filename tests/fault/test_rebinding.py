@@ -54,7 +54,7 @@ def rebinding_names() -> dict[str, Sequence[Found]]:
 
 
 def test_500_deliveries_to_names_that_turn_private(tmp_path: Path) -> None:
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         names = Names(rebinding_names())
         async with sender(stage, names) as sending:
             for attempt in range(1, ATTEMPTS + 1):
@@ -67,37 +67,37 @@ def test_500_deliveries_to_names_that_turn_private(tmp_path: Path) -> None:
         assert sum(names.asked.values()) == NAMES * ATTEMPTS == 500, "what was judged is what is dialled"
         assert len(stage.requests) == sum(FLIPS[number % 4] - 1 for number in range(NAMES))
 
-    on_stage(tmp_path, story)
+    on_stage(tmp_path, scenario)
 
 
 def test_a_name_that_flips_between_all_attempts_is_reached_only_while_it_is_public(tmp_path: Path) -> None:
     """TTL 0: public, private, public …, with sends that overlap."""
 
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         names = Names({f"hook.{DOMAIN}": [PUBLIC[:1], CANARIES[:1]] * 20})
         async with sender(stage, names) as sending:
             replies = await asyncio.gather(*(sending.send(stage.url(), BODY, HEADERS) for _ in range(40)))
         assert Counter(map(outcome, replies)) == {200: 20, "refused_address": 20}
         assert await stage.breaches() == []
 
-    on_stage(tmp_path, story)
+    on_stage(tmp_path, scenario)
 
 
 def test_a_kept_connection_stays_with_the_address_that_was_judged(tmp_path: Path) -> None:
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         stage.answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
         names = Names({f"hook.{DOMAIN}": [PUBLIC[:1], CANARIES]})
         async with sender(stage, names) as sending:
             replies = [await sending.send(stage.url(), BODY, HEADERS) for _ in range(20)]
-        assert {(one.status, one.address) for one in replies} == {(200, PUBLIC[0])}
+        assert {(reply.status, reply.address) for reply in replies} == {(200, PUBLIC[0])}
         assert stage.loop.dials == [PUBLIC[0]]
         assert await stage.breaches() == []
 
-    on_stage(tmp_path, story)
+    on_stage(tmp_path, scenario)
 
 
 def test_no_denied_address_is_dialled_whatever_stands_beside_it(tmp_path: Path) -> None:
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         scripts: dict[str, Sequence[Found]] = {}
         for number, address in enumerate(DENIED_ADDRESSES):
             for shape in range(4):
@@ -111,13 +111,13 @@ def test_no_denied_address_is_dialled_whatever_stands_beside_it(tmp_path: Path) 
         assert stage.requests == []
         assert await stage.breaches() == []
 
-    on_stage(tmp_path, story)
+    on_stage(tmp_path, scenario)
 
 
 def test_public_neighbours_of_denied_networks_are_dialled(tmp_path: Path) -> None:
-    """The control of the test above; the story has no way out, so each dial fails as one to a dead host."""
+    """The control of the test above; the scenario has no way out, so each dial fails as one to a dead host."""
 
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         names = Names({f"n{number}.{DOMAIN}": [[address]] for number, address in enumerate(PUBLIC_ADDRESSES)})
         async with sender(stage, names, UrlRules()) as sending:
             for name in names.scripts:
@@ -125,20 +125,20 @@ def test_public_neighbours_of_denied_networks_are_dialled(tmp_path: Path) -> Non
                 assert outcome(await sending.send(f"https://{name}/", BODY, HEADERS)) in ("local", "connect")
         assert stage.loop.dials == PUBLIC_ADDRESSES
 
-    on_stage(tmp_path, story)
+    on_stage(tmp_path, scenario)
 
 
 def test_every_refused_url_is_refused_at_the_attempt_too(tmp_path: Path) -> None:
     """A row that was stored before a rule was made is judged by the rule of today, without a look-up."""
 
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         names = Names()
         async with sender(stage, names, UrlRules()) as sending:
             for url in REFUSED_URLS:
                 assert outcome(await sending.send(url, BODY, HEADERS)) == "refused_url", url
         assert (names.asked, stage.loop.dials) == (Counter(), [])
 
-    on_stage(tmp_path, story)
+    on_stage(tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -164,17 +164,17 @@ def test_every_refused_url_is_refused_at_the_attempt_too(tmp_path: Path) -> None
 def test_a_resolver_that_answers_badly(found: Found, error: str, tmp_path: Path) -> None:
     """Errors, no address, a name in the place of an address (as from a chain of aliases), and lax spellings."""
 
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         async with sender(stage, Names({f"hook.{DOMAIN}": [found]})) as sending:
             reply = await sending.send(stage.url(), BODY, HEADERS)
         assert (outcome(reply), reply.address) == (error, None)
         assert (stage.loop.dials, stage.requests) == ([], [])
 
-    on_stage(tmp_path, story)
+    on_stage(tmp_path, scenario)
 
 
 def test_a_resolver_that_takes_ten_seconds_costs_the_budget_of_a_look_up(tmp_path: Path) -> None:
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         names = Names({f"hook.{DOMAIN}": [PUBLIC]}, delay_s=10)
         async with sender(stage, names, lookup_timeout_s=0.3) as sending:
             replies = await asyncio.gather(*(sending.send(stage.url(), BODY, HEADERS) for _ in range(20)))
@@ -182,7 +182,7 @@ def test_a_resolver_that_takes_ten_seconds_costs_the_budget_of_a_look_up(tmp_pat
         assert all(250 <= reply.duration_ms < 9_000 for reply in replies), "of the 10 s that the resolver takes"
         assert stage.loop.dials == []
 
-    on_stage(tmp_path, story)
+    on_stage(tmp_path, scenario)
 
 
 def pointing_to(stage: Stage, canary: str, status: int) -> bytes:
@@ -195,7 +195,7 @@ def pointing_to(stage: Stage, canary: str, status: int) -> bytes:
 
 
 def test_redirects_are_never_followed(tmp_path: Path) -> None:
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         names = Names({f"hook.{DOMAIN}": [PUBLIC]})
         async with sender(stage, names) as sending:
             for status in (*REDIRECTS, 200, 300, 304):
@@ -208,7 +208,7 @@ def test_redirects_are_never_followed(tmp_path: Path) -> None:
         assert len(stage.requests) == 8 * len(CANARIES) + 1
         assert all(request.startswith("POST / ") for request in stage.requests)
 
-    on_stage(tmp_path, story)
+    on_stage(tmp_path, scenario)
 
 
 class Unguarded(AbstractResolver):
@@ -261,20 +261,20 @@ async def all_canaries_saw_it(stage: Stage) -> None:
 def test_a_guard_that_looks_at_the_first_address_only_is_caught(tmp_path: Path) -> None:
     """Negative control. The public address does not answer, so the client goes on to the second one."""
 
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         stage.silence_public()
         for canary in CANARIES:
             names = Names({f"hook.{DOMAIN}": [[PUBLIC[0], canary]]})
             await post(stage, Unguarded(names, judged_names=False), stage.url())
         await all_canaries_saw_it(stage)
 
-    on_stage(tmp_path, story)
+    on_stage(tmp_path, scenario)
 
 
 def test_a_guard_that_judges_only_when_the_webhook_is_made_is_caught(tmp_path: Path) -> None:
     """Negative control: 500 deliveries to names that turn private, without a second judgement."""
 
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         names = Names(rebinding_names())
         resolver = Unguarded(names, judged_names=True)
         for name in names.scripts:
@@ -282,18 +282,18 @@ def test_a_guard_that_judges_only_when_the_webhook_is_made_is_caught(tmp_path: P
                 await post(stage, resolver, f"https://{name}:{stage.port}/")
         await all_canaries_saw_it(stage)
 
-    on_stage(tmp_path, story)
+    on_stage(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("status", REDIRECTS)
 def test_a_client_that_follows_redirects_is_caught(status: int, tmp_path: Path) -> None:
     """Negative control."""
 
-    async def story(stage: Stage) -> None:
+    async def scenario(stage: Stage) -> None:
         resolver = Unguarded(Names({f"hook.{DOMAIN}": [PUBLIC]}), judged_names=False)
         for canary in CANARIES:
             stage.answer = pointing_to(stage, canary, status)
             await post(stage, resolver, stage.url(), follow=True)
         await all_canaries_saw_it(stage)
 
-    on_stage(tmp_path, story)
+    on_stage(tmp_path, scenario)

@@ -100,7 +100,7 @@ class UncheckedOutbox(WatchedOutbox):
         return await super().commit(old, new, events, current.version, **options)
 
 
-async def story(
+async def scenario(
     database: Database, outbox_of: type[WatchedOutbox], moments_at: Iterable[tuple[str, int]], seed: int
 ) -> bool:
     """Adds, removes and adds vaults at the given moments of a run; whether the outbox is as it should be."""
@@ -165,10 +165,10 @@ SCRIPTS = [
 async def test_the_outbox_is_that_of_a_run_which_knew_all_spans(
     database: Database, script: tuple[tuple[str, int], ...], seed: int
 ) -> None:
-    assert await story(database, WatchedOutbox, script, seed)
+    assert await scenario(database, WatchedOutbox, script, seed)
 
 
 async def test_without_the_registry_check_something_is_lost(database: Database) -> None:
-    """The check must matter: some of the same stories go wrong without it."""
+    """The check must matter: some of the same scenarios go wrong without it."""
     script = tuple(zip(("span_read",) * 4, (1, 2, 4, 6), strict=True))
-    assert not await story(database, UncheckedOutbox, script, 1)
+    assert not await scenario(database, UncheckedOutbox, script, 1)

@@ -39,7 +39,7 @@ async def asked(here: Place, url: str, api_key: str, *arguments: str) -> Any:
 
 async def arrivals(hook: Hook, event_id: str, number: int) -> None:
     async with asyncio.timeout(WAIT_TIMEOUT_S):
-        while sum(one.webhook_id == event_id for one in hook.ledger) < number:
+        while sum(request.webhook_id == event_id for request in hook.ledger) < number:
             await asyncio.sleep(0.02)
 
 
@@ -70,7 +70,9 @@ async def test_what_a_killed_daemon_was_resending_is_sent_once_more(
         await arrivals(hook, lost["id"], 2)
         await asyncio.sleep(LEASE_S)
         (await daemon.end()).ok()
-        counts = [sum(one.webhook_id == event_id for one in hook.ledger) for event_id in (tested["id"], lost["id"])]
+        counts = [
+            sum(request.webhook_id == event_id for request in hook.ledger) for event_id in (tested["id"], lost["id"])
+        ]
         assert counts == [1, 2]
-        assert all(one.verified for one in hook.ledger)
+        assert all(request.verified for request in hook.ledger)
         (await here.run("audit", "deliveries")).ok()

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from simulation_fixtures import drive, register, rows
-from staking_fixtures import due, staking_of, staking_world
+from staking_fixtures import due, staking_of, staking_simulation
 from vaultevents.core.spans import Span
 from vaultevents.devnet.chain import Lag
 from vaultevents.store.outbox import Outbox
@@ -20,7 +20,7 @@ STALLS = {1: [1000, 0, 60], 2: [7, 200, 0, 33, 90], 3: [90, 1, 300, 16]}
 
 @pytest.mark.parametrize("seed", STALLS)
 async def test_live_through_stalls_equals_replay_equals_the_truth(database: Database, seed: int) -> None:
-    rng, made = random.Random(seed), staking_world(64, seed)
+    rng, made = random.Random(seed), staking_simulation(64, seed)
     await register(database, made)
     outbox = Outbox(database)
     async with staking_of(database, made) as sources:
@@ -55,7 +55,7 @@ async def test_live_through_stalls_equals_replay_equals_the_truth(database: Data
 
 async def test_activations_and_exits_of_a_stall_stop_where_the_finalized_state_ends(database: Database) -> None:
     """Four epochs after the finalized block's: beyond that one could be missing, so nothing is said (rule C4)."""
-    made = staking_world(200)
+    made = staking_simulation(200)
     await register(database, made)
     outbox = Outbox(database)
     async with staking_of(database, made) as sources:

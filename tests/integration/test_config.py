@@ -94,7 +94,7 @@ def test_a_mistyped_key_is_refused_with_the_name_that_was_meant(tmp_path: Path) 
     assert "the key 'frobnicate' is not known: remove it" in problem(tmp_path, MINIMAL + "frobnicate = 1\n")
 
 
-def test_a_key_in_the_wrong_table_is_told_its_place(tmp_path: Path) -> None:
+def test_a_key_in_the_wrong_table_is_reported_with_its_place(tmp_path: Path) -> None:
     assert "'urls' is not known: it belongs under [execution]" in problem(tmp_path, MINIMAL + "urls = []\n")
     assert "'log.data_dir' is not known: it belongs above the first [table]" in problem(
         tmp_path, MINIMAL + "[log]\ndata_dir = '/x'\n"

@@ -1,4 +1,4 @@
-"""What is counted and what the database tells, as a scrape reads it."""
+"""What is counted and what the database reports, as a scrape reads it."""
 
 from __future__ import annotations
 
@@ -91,27 +91,27 @@ def samples(stored: Stored | None = None) -> Samples:
 
 def parsed(text: str) -> Samples:
     found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return {(one.name, *one.labels.values()): one.value for one in found}
+    return {(item.name, *item.labels.values()): item.value for item in found}
 
 
-def of(name: str, told: Samples) -> dict[str, float]:
+def of(name: str, reported: Samples) -> dict[str, float]:
     """The values of a metric with one label."""
-    return {key[1]: value for key, value in told.items() if key[0] == name}
+    return {key[1]: value for key, value in reported.items() if key[0] == name}
 
 
 def test_attempts_are_counted_by_outcome_and_duration() -> None:
     metrics.attempts([Tried(200, None, 4), Tried(204, None, 5), Tried(503, None, 30), Tried(None, "timeout", 30_000)])
     metrics.attempts([Tried(200, None, 6)])
     metrics.resends([Tried(404, None, 1)])
-    told = samples()
-    assert of("vaultevents_attempts_total", told) == {"2xx": 3, "3xx": 0, "4xx": 0, "5xx": 1, "timeout": 1}
-    assert told["vaultevents_resends_total", "4xx"] == 1
-    buckets = of("vaultevents_attempt_duration_seconds_bucket", told)
+    reported = samples()
+    assert of("vaultevents_attempts_total", reported) == {"2xx": 3, "3xx": 0, "4xx": 0, "5xx": 1, "timeout": 1}
+    assert reported["vaultevents_resends_total", "4xx"] == 1
+    buckets = of("vaultevents_attempt_duration_seconds_bucket", reported)
     assert (buckets["0.005"], buckets["0.01"], buckets["0.05"], buckets["20.0"], buckets["+Inf"]) == (2, 3, 4, 4, 5)
-    assert told["vaultevents_attempt_duration_seconds_sum",] == pytest.approx(30.045)
+    assert reported["vaultevents_attempt_duration_seconds_sum",] == pytest.approx(30.045)
 
 
-def test_what_one_process_counted_another_one_tells() -> None:
+def test_what_one_process_counted_another_one_reports() -> None:
     metrics.attempts([Tried(200, None, 4), Tried(None, "tls", 7)])
     metrics.notice("webhook_failing")
     before = metrics.text(None)
@@ -126,7 +126,7 @@ def test_what_is_known_from_the_start_are_the_words_of_their_owners() -> None:
     assert set(metrics.REFUSALS.known) <= CODES.keys()
 
 
-def test_the_lag_is_told_for_streams_whose_head_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lag_is_reported_for_streams_whose_head_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_heads", {})
     assert ("vaultevents_stream_lag", "logs") not in samples(FULL)
     metrics.head("logs", 100)
@@ -136,7 +136,7 @@ def test_the_lag_is_told_for_streams_whose_head_is_known(monkeypatch: pytest.Mon
     assert samples(FULL)["vaultevents_stream_lag", "logs"] == 0
 
 
-async def test_finality_that_stands_still_is_told_while_the_head_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_finality_that_is_stalled_is_reported_while_the_head_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now_s=0.0)
     monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     monkeypatch.setattr(metrics, "_heads", {})
@@ -153,19 +153,19 @@ async def test_finality_that_stands_still_is_told_while_the_head_goes_on(monkeyp
                 await nodes.final_head()
     finally:
         await server.stop()
-    told = samples(FULL)
-    assert told["vaultevents_finalized_age_seconds",] == 2000
-    assert of("vaultevents_stream_head_age_seconds", told) == {"logs": 0}
+    reported = samples(FULL)
+    assert reported["vaultevents_finalized_age_seconds",] == 2000
+    assert of("vaultevents_stream_head_age_seconds", reported) == {"logs": 0}
 
 
-def test_nodes_are_told_by_their_upstream_and_state_and_never_by_name() -> None:
+def test_nodes_are_reported_by_their_upstream_and_state_and_never_by_name() -> None:
     metrics.rate_limit("beacon")
     metrics.hedge("second")
-    told = samples(FULL)
-    nodes = {(key[2], key[1]): value for key, value in told.items() if key[0] == "vaultevents_nodes"}
+    reported = samples(FULL)
+    nodes = {(key[2], key[1]): value for key, value in reported.items() if key[0] == "vaultevents_nodes"}
     assert nodes == {**dict.fromkeys(product(UPSTREAMS, CIRCUIT_STATES), 0), **FULL.nodes}
-    assert of("vaultevents_node_rate_limits_total", told) == {"execution": 0, "beacon": 1, "ipfs": 0}
-    assert of("vaultevents_node_hedges_total", told) == {"first": 0, "second": 1}
+    assert of("vaultevents_node_rate_limits_total", reported) == {"execution": 0, "beacon": 1, "ipfs": 0}
+    assert of("vaultevents_node_hedges_total", reported) == {"first": 0, "second": 1}
 
 
 async def many_states(database: Database) -> dict[str, int]:
@@ -199,7 +199,7 @@ async def test_many_are_estimated(any_database: Database) -> None:
     assert (await gauges.read(any_database, counted=20)).deliveries == pytest.approx(right, abs=1)
 
 
-async def test_what_waits_for_us_is_told_apart_from_what_waits_for_its_webhook(database: Database) -> None:
+async def test_what_waits_for_us_is_distinguished_from_what_waits_for_its_webhook(database: Database) -> None:
     _, kept = await some_deliveries(database, 2)
     await shift_clock(database, 700)
     found = await gauges.read(database)
@@ -211,7 +211,7 @@ async def test_what_waits_for_us_is_told_apart_from_what_waits_for_its_webhook(d
     assert found.oldest_due_s == 0
 
 
-async def test_a_stream_tells_its_age_and_what_holds_it_up(database: Database) -> None:
+async def test_a_stream_reports_its_age_and_what_holds_it_up(database: Database) -> None:
     outbox, _ = await some_deliveries(database, 1)
     await outbox.note_problem(await live(outbox), "no node answers")
     await shift_clock(database, 100)
@@ -223,7 +223,7 @@ async def test_a_stream_tells_its_age_and_what_holds_it_up(database: Database) -
     assert (await gauges.read(database)).streams["logs"].stuck_s == 0
 
 
-async def test_the_offset_of_the_clocks_is_told(database: Database) -> None:
+async def test_the_offset_of_the_clocks_is_reported(database: Database) -> None:
     assert (await gauges.read(database)).clock_offset_s == pytest.approx(0, abs=1)
     await shift_clock(database, -40)
     assert (await gauges.read(database)).clock_offset_s == pytest.approx(-40, abs=1)
@@ -273,15 +273,15 @@ async def test_requests_are_counted_by_their_route_and_not_by_their_path(api: Ap
     token = api.token(customer, "/v1/account")
     for _ in range(2):
         await api.call(customer, "GET", "/v1/account", token=token)
-    told = samples()
-    assert {key[1:]: value for key, value in told.items() if key[0] == "vaultevents_api_requests_total"} == {
+    reported = samples()
+    assert {key[1:]: value for key, value in reported.items() if key[0] == "vaultevents_api_requests_total"} == {
         ("/v1/account/webhooks/{webhook_id}", "4xx"): 2,
         ("/v1/account", "2xx"): 2,
         ("/docs", "2xx"): 1,
         ("none", "4xx"): 3,
     }
-    assert told["vaultevents_api_refusals_total", "token_replayed"] == 1
-    assert told["vaultevents_api_refusals_total", "mfa_locked"] == 0
+    assert reported["vaultevents_api_refusals_total", "token_replayed"] == 1
+    assert reported["vaultevents_api_refusals_total", "mfa_locked"] == 0
     assert b"wh-" not in metrics.text(FULL)
 
 
@@ -316,7 +316,7 @@ async def test_scrapes_within_some_seconds_ask_the_database_once(
         assert await pending() == 4
 
 
-async def test_without_a_database_the_process_is_not_healthy_and_tells_no_old_gauge(
+async def test_without_a_database_the_process_is_not_healthy_and_reports_no_old_gauge(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scraping, "PROBED_FOR_S", 0.0)
@@ -327,10 +327,10 @@ async def test_without_a_database_the_process_is_not_healthy_and_tells_no_old_ga
         async with session.get("/healthz") as answer:
             assert (answer.status, await answer.read()) == (503, b"")
         async with session.get("/metrics") as answer:
-            told = parsed(await answer.text())
-    assert told["vaultevents_database_up",] == 0
-    assert told["vaultevents_attempts_total", "2xx"] == 0
-    assert not any(key[0] == "vaultevents_deliveries" for key in told)
+            reported = parsed(await answer.text())
+    assert reported["vaultevents_database_up",] == 0
+    assert reported["vaultevents_attempts_total", "2xx"] == 0
+    assert not any(key[0] == "vaultevents_deliveries" for key in reported)
 
 
 async def test_a_database_that_does_not_answer_in_time_counts_as_away(
@@ -360,11 +360,11 @@ def alerts(text: str) -> list[dict[str, Any]]:
 
 
 def unknown_metrics(text: str) -> set[str]:
-    """What the alerts name and no scrape tells."""
+    """What the alerts name and no scrape reports."""
     metrics.head("logs", 100)
     metrics.finalized(40)
-    told = {key[0] for key in samples(FULL)}
-    return {name for rule in alerts(text) for name in OURS.findall(rule["expr"])} - told
+    reported = {key[0] for key in samples(FULL)}
+    return {name for rule in alerts(text) for name in OURS.findall(rule["expr"])} - reported
 
 
 def documented_metrics(page: str) -> set[str]:
@@ -397,10 +397,10 @@ def test_the_alerts_ask_for_metrics_that_exist_and_say_what_to_do() -> None:
         assert f"| `{rule['alert']}` |" in manual
 
 
-def test_the_values_that_alerts_ask_for_are_told_from_the_start() -> None:
+def test_the_values_that_alerts_ask_for_are_reported_from_the_start() -> None:
     """Or the first replayed token would be no increase."""
     text = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
     asked = set(re.findall(r'_total\{(?:kind|code)=~?"([^"]+)"', text))
     known = {value for counted in metrics.COUNTERS for value in counted.known}
     assert asked
-    assert {one for each in asked for one in each.split("|")} <= known
+    assert {one for request in asked for one in request.split("|")} <= known

@@ -71,15 +71,17 @@ def test_a_moment_lies_in_its_slot_and_its_epoch(time: ChainTime, after_s: int) 
 
 
 @given(records, st.integers(0, 19))
-def test_two_spans_tell_what_one_tells(found: list[ValidatorRecord], cut: int) -> None:
+def test_two_spans_report_what_a_single_span_reports(found: list[ValidatorRecord], cut: int) -> None:
     apart = observe(found, Span(0, cut), FAST) + observe(found, Span(cut + 1, 20), FAST)
     assert apart == observe(found, Span(0, 20), FAST)
 
 
 @given(records)
-def test_every_known_epoch_of_a_paying_record_is_told_once(found: list[ValidatorRecord]) -> None:
-    paying = [one for one in found if one.credentials[0] in (1, 2)]
-    known = sum(epoch != FAR_FUTURE_EPOCH for one in paying for epoch in (one.activation_epoch, one.exit_epoch))
+def test_every_known_epoch_of_a_paying_record_is_reported_once(found: list[ValidatorRecord]) -> None:
+    paying = [record for record in found if record.credentials[0] in (1, 2)]
+    known = sum(
+        epoch != FAR_FUTURE_EPOCH for record in paying for epoch in (record.activation_epoch, record.exit_epoch)
+    )
     assert len(observe(found, Span(0, 20), FAST)) == known
 
 
@@ -88,18 +90,20 @@ def test_sums_equal_a_count_by_hand(blocks: list[WithdrawalBlock]) -> None:
     gwei: dict[tuple[Address, int, int], int] = defaultdict(int)
     last: dict[tuple[Address, int, int], WithdrawalBlock] = {}
     for block in blocks:
-        for one in block.withdrawals:
-            if one.address in VAULTS and one.validator_index != 2**40:
-                key = (one.address, one.validator_index, block.timestamp_s // 6 // 4)
-                gwei[key] += one.amount_gwei
+        for withdrawal in block.withdrawals:
+            if withdrawal.address in VAULTS and withdrawal.validator_index != 2**40:
+                key = (withdrawal.address, withdrawal.validator_index, block.timestamp_s // 6 // 4)
+                gwei[key] += withdrawal.amount_gwei
                 last[key] = block
-    told = fold(blocks, VAULTS, PUBKEYS, FAST)
-    assert {key_of(one): amount_gwei(one) for one in told} == gwei
-    assert len(told) == len(gwei)
+    reported = fold(blocks, VAULTS, PUBKEYS, FAST)
+    assert {key_of(observation): amount_gwei(observation) for observation in reported} == gwei
+    assert len(reported) == len(gwei)
     assert all(
-        (one.block, one.at_ms) == (last[key_of(one)].number, last[key_of(one)].timestamp_s * 1000) for one in told
+        (observation.block, observation.at_ms)
+        == (last[key_of(observation)].number, last[key_of(observation)].timestamp_s * 1000)
+        for observation in reported
     )
-    assert [one.block for one in told] == sorted(one.block or 0 for one in told)
+    assert [observation.block for observation in reported] == sorted(observation.block or 0 for observation in reported)
     assert wanted(blocks, VAULTS) == {index for _, index, _ in gwei}
 
 
@@ -121,7 +125,7 @@ def test_the_proof_goes_on_across_any_cut(blocks: list[WithdrawalBlock], cut: in
 def test_one_withdrawal_lost_doubled_or_swapped_is_never_missed(
     blocks: list[WithdrawalBlock], data: st.DataObject
 ) -> None:
-    flat = [(at, one) for at, block in enumerate(blocks) for one in block.withdrawals]
+    flat = [(at, withdrawal) for at, block in enumerate(blocks) for withdrawal in block.withdrawals]
     if len(flat) < 2:
         return
     victim = data.draw(st.integers(0, len(flat) - 2))

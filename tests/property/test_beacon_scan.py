@@ -149,7 +149,7 @@ def test_every_layout_and_cut_gives_the_same(
     listed = [to_json(record) | addition for record in records]
     document = {key: listed if key == "data" else value for key, value in frame.items()}
     if mix:
-        document["data"] = [shuffled(rng, one) for one in listed]
+        document["data"] = [shuffled(rng, item) for item in listed]
     match style:
         case "compact":
             text = json.dumps(document, separators=(",", ":"))

@@ -125,10 +125,10 @@ def test_what_is_late_is_learned_from_the_slowest_answers() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["ask", "fail", "answer", "hold"]), st.floats(0, 200)), max_size=60))
 def test_a_circuit_comes_back_within_its_longest_pause_and_then_takes_one_question_at_a_time(
-    story: list[tuple[str, float]],
+    scenario: list[tuple[str, float]],
 ) -> None:
     circuit, now = CircuitBreaker(30.0, 0.0), 0.0
-    for what, gap in story:
+    for what, gap in scenario:
         now += gap
         on_trial = circuit.begin(now)
         match what:
@@ -167,18 +167,18 @@ def test_the_pause_doubles_only_while_the_first_question_back_fails() -> None:
 
 
 @given(st.integers(1, 5000), st.booleans())
-def test_a_limit_on_blocks_is_found_and_not_run_into_again_and_again(limit: int, told: bool) -> None:
+def test_a_limit_on_blocks_is_found_and_not_run_into_again_and_again(limit: int, reported: bool) -> None:
     clock = Clock()
     size, refusals = LearnedRange(10_000, 10_000, clock), 0
     for _ in range(500):
         clock.now_s += 1
         if (asked := size.blocks) > limit:
             refusals += 1
-            size.refused(asked, limit if told else None, by_blocks=True)
+            size.refused(asked, limit if reported else None, by_blocks=True)
         else:
             size.served(asked)
     assert limit * 3 / 4 - 1 <= size.blocks <= limit
-    assert refusals <= (1 if told else 20)
+    assert refusals <= (1 if reported else 20)
     again = LearnedRange(10_000, 10_000, clock)
     again.load_state(size.limit)
     for _ in range(500):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulation_fixtures import drive, register, rows
-from staking_fixtures import due, staking_of, staking_world
+from staking_fixtures import due, staking_of, staking_simulation
 from store_factories import own_database
 from vaultevents.core.spans import Span
 from vaultevents.devnet.beaconapi import BeaconServer
@@ -41,7 +41,7 @@ async def test_any_cut_gives_the_same_events(
     tail: int,
     post: bool,
 ) -> None:
-    rng, made = Random(seed), staking_world(BLOCKS // 2, seed=9)
+    rng, made = Random(seed), staking_simulation(BLOCKS // 2, seed=9)
     async with own_database(postgres18) as database:
         await register(database, made)
         outbox = Outbox(database)

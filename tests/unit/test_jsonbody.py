@@ -1,4 +1,4 @@
-"""JSON that leaves no room for a second reading."""
+"""JSON that can be read in one way only."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_number_is_an_int_only_when_written_as_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "told"),
+    ("raw", "reported"),
     [
         (b"", "error in line 1, column 1"),
         (b" ", "error in line 1"),
@@ -100,8 +100,8 @@ def test_a_number_is_an_int_only_when_written_as_one() -> None:
         (b"1e999999999", "exponent"),
     ],
 )
-def test_what_can_be_read_in_two_ways_or_none_is_refused(raw: bytes, told: str) -> None:
-    with pytest.raises(JsonMalformed, match=told) as refused:
+def test_what_can_be_read_in_two_ways_or_none_is_refused(raw: bytes, reported: str) -> None:
+    with pytest.raises(JsonMalformed, match=reported) as refused:
         parse_json(raw)
     assert isinstance(refused.value, InputError)
     assert len(str(refused.value)) < 160

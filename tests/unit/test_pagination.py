@@ -43,7 +43,7 @@ def test_a_cursor_is_good_for_one_account_one_list_and_one_key() -> None:
     assert refusal(CURSOR, key=HashKey(bytes(32)))
 
 
-def test_names_that_run_into_each_other_are_told_apart() -> None:
+def test_names_that_run_into_each_other_are_distinguished() -> None:
     assert refusal(encode_cursor(KEY, "ab", "c", POSITION), account_id="a", kind="bc")
     assert refusal(encode_cursor(KEY, "a", "b", "c1"), account_id="a", kind="b1")
 
@@ -70,7 +70,7 @@ def test_what_is_no_cursor_is_refused_like_a_foreign_one(cursor: str) -> None:
 
 def test_both_alphabets_of_base64_do_not_make_two_cursors() -> None:
     positions = (str(number) for number in range(1000))
-    cursor = next(found for one in positions if "-" in (found := encode_cursor(KEY, "acme", "events", one)))
+    cursor = next(found for position in positions if "-" in (found := encode_cursor(KEY, "acme", "events", position)))
     assert refusal(cursor.replace("-", "+"))
 
 

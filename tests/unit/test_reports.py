@@ -380,6 +380,6 @@ WRONG: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize(("content", "why"), WRONG.values(), ids=WRONG.keys())
 def test_a_file_of_another_form_is_refused_even_with_its_own_cid(content: bytes, why: str) -> None:
-    told = refusal(content)
-    assert why in told
-    assert len(told) < 250
+    reported = refusal(content)
+    assert why in reported
+    assert len(reported) < 250

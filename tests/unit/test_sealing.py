@@ -69,7 +69,7 @@ def test_another_master_key_does_not_open_and_has_another_id() -> None:
 def test_a_key_opens_what_the_one_before_it_sealed_and_seals_with_itself() -> None:
     newer = MasterKey(RAW[::-1], KEY)
     newest = MasterKey(bytes(32), newer)
-    assert [one.id for one in newest.known] == [newest.id, newer.id, KEY.id]
+    assert [record.id for record in newest.known] == [newest.id, newer.id, KEY.id]
     for former in (KEY, newer):
         assert open_sealed(newest, seal(former, Secret(CANARY), "webhook-1", NONCE), "webhook-1").reveal() == CANARY
     blob = seal(newest, Secret(CANARY), "webhook-1", NONCE)
@@ -79,7 +79,7 @@ def test_a_key_opens_what_the_one_before_it_sealed_and_seals_with_itself() -> No
             open_sealed(former, blob, "webhook-1")
 
 
-def test_the_key_id_is_stable_and_tells_nothing() -> None:
+def test_the_key_id_is_stable_and_reports_nothing() -> None:
     assert MasterKey(RAW).id == KEY.id
     assert len(KEY.id) == 16
     assert KEY.id not in RAW.hex()

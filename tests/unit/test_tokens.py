@@ -1,4 +1,4 @@
-"""Tokens of requests: every accepted form, every forged one, and what a developer is told."""
+"""Tokens of requests: every accepted form, every forged one, and what a developer is shown."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def code_of(sent: Sent, rules: TokenRules = RULES) -> str:
     try:
         judge(sent, NOW_S, rules)
     except TokenRejected as refused:
-        told = str(refused)
+        reported = str(refused)
         if refused.code != "credentials_invalid":
-            assert 20 < len(told) < 500
-            assert told.isascii() and told.isprintable()
+            assert 20 < len(reported) < 500
+            assert reported.isascii() and reported.isprintable()
         return refused.code
     return "accepted"
 
@@ -148,7 +148,7 @@ def detail(sent: Sent, now_s: float = NOW_S) -> str:
     return str(refusal(sent, now_s))
 
 
-def test_a_wrong_clock_is_told_with_its_skew() -> None:
+def test_a_wrong_clock_is_reported_with_its_skew() -> None:
     slow = detail(client().get(), NOW_S + 47.25)
     assert "47.2 s ago" in slow and "2027-01-15T08:00:47.250+00:00" in slow
     fast = detail(client().get(), NOW_S - 60)
@@ -162,7 +162,7 @@ def test_milliseconds_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("claim", "text", "told"),
+    ("claim", "text", "reported"),
     [
         ("iat", None, "claim iat is missing"),
         ("iat", '"1"', "claim iat is '1'"),
@@ -176,21 +176,21 @@ def test_milliseconds_are_named() -> None:
         ("body", "5", "claim body is 5: sign the base64"),
     ],
 )
-def test_a_wrong_claim_is_named_with_its_value(claim: str, text: str | None, told: str) -> None:
-    assert told in detail(client().get(**{claim: text}))
+def test_a_wrong_claim_is_named_with_its_value(claim: str, text: str | None, reported: str) -> None:
+    assert reported in detail(client().get(**{claim: text}))
 
 
 def test_a_url_mismatch_shows_both_sides_short_and_printable() -> None:
-    told = detail(client().get(url=quoted("/v1/acc\u00f6unt\x1b" + "x" * 500)))
-    assert "'/v1/acc\\xf6unt\\x1bxxx" in told and "x" * 200 not in told
-    assert repr(client().target) in told
+    reported = detail(client().get(url=quoted("/v1/acc\u00f6unt\x1b" + "x" * 500)))
+    assert "'/v1/acc\\xf6unt\\x1bxxx" in reported and "x" * 200 not in reported
+    assert repr(client().target) in reported
     assert "does not know itself by that origin" in detail(
         client().get(url=quoted("https://other.example" + client().path))
     )
 
 
 def test_a_body_mismatch_says_which_side_is_wrong() -> None:
-    for sent, told in (
+    for sent, reported in (
         (client().post(BODY), "claim body is missing"),
         (client().post(BODY, body='""'), "claim body is empty"),
         (client().post(BODY, body='"%"'), "not base64"),
@@ -199,7 +199,7 @@ def test_a_body_mismatch_says_which_side_is_wrong() -> None:
         (client().post_signing(b"{", b"{}"), "claim body differs from the request body and cannot be read"),
         (client().get(body='"e30="'), "came without"),
     ):
-        assert told in detail(sent)
+        assert reported in detail(sent)
 
 
 def test_only_configured_origins_count() -> None:
@@ -331,14 +331,14 @@ def test_the_bounds_of_a_public_key() -> None:
     modulus = client().key.public_key().public_numbers().n
     parse_public_key(numbers_pem(3, modulus))
     parse_public_key(numbers_pem(65537, 2**8192 - 1))
-    for exponent, number, told in (
+    for exponent, number, reported in (
         (65537, 2**2047 - 1, "2047 bits"),
         (65537, 2**1024 - 1, "1024 bits"),
         (65537, 2**8193 - 1, "8193 bits"),
         (65537, modulus - 1, "unusual modulus"),
         (2**64 + 1, modulus, "unusual modulus or exponent"),
     ):
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=reported):
             parse_public_key(numbers_pem(exponent, number))
 
 
@@ -359,7 +359,7 @@ def test_an_exponent_that_is_even_or_1_is_refused(exponent: bytes) -> None:
 def test_what_is_no_rsa_public_key_is_refused_with_advice() -> None:
     key = client().key
     curve = ec.generate_private_key(ec.SECP256R1())
-    for pem, told in (
+    for pem, reported in (
         (private_pem(key), "never leave its owner"),
         (private_pem(curve), "never leave its owner"),
         (public_pem(key) + private_pem(key), "never leave its owner"),
@@ -372,7 +372,7 @@ def test_what_is_no_rsa_public_key_is_refused_with_advice() -> None:
         (b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "damaged"),
         (public_pem(key)[:-40], "damaged"),
     ):
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=reported):
             parse_public_key(pem)
 
 
@@ -385,14 +385,14 @@ def test_a_stored_key_that_is_not_rsa_is_a_bug() -> None:
 def test_a_private_key_loads_or_says_what_to_do() -> None:
     key = client().key
     assert load_private_key(private_pem(key)).private_numbers() == key.private_numbers()
-    for pem, told in (
+    for pem, reported in (
         (private_pem(key, BestAvailableEncryption(b"x")), "decrypt a copy"),
         (private_pem(ed25519.Ed25519PrivateKey.generate()), "not RSA"),
         (private_pem(generate_private_key(65537, 1024)), "1024 bits"),
         (public_pem(key), "not a private key"),
         (b"", "not a private key"),
     ):
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=reported):
             load_private_key(pem)
 
 

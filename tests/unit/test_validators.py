@@ -44,7 +44,7 @@ def test_only_known_credentials_pay_an_address(credentials: bytes, vault: Addres
     assert vault_of(credentials) == vault
 
 
-def test_an_activation_and_an_exit_are_told_at_the_start_of_their_epochs() -> None:
+def test_an_activation_and_an_exit_are_reported_at_the_start_of_their_epochs() -> None:
     activated, exited = observe([record(7, 3, 9)], Span(3, 9), TIME)
     assert activated.payload == ValidatorActivated(ValidatorIndex(7), Pubkey(b"\x07" * 48), 3)  # type: ignore[arg-type]
     assert exited.payload == ValidatorExited(ValidatorIndex(7), Pubkey(b"\x07" * 48), 9)  # type: ignore[arg-type]
@@ -64,8 +64,8 @@ def test_an_epoch_that_is_not_known_yet_is_in_no_span() -> None:
 
 def test_observations_come_by_epoch_and_index_whatever_the_order_of_the_records() -> None:
     records = [record(9, 4, 5), record(2, 4, FAR_FUTURE_EPOCH), record(5, 1, 4), record(3, 2, 4, prefix=b"\x00")]
-    told = [(one.payload.event_type, one.payload.id_suffix("v")) for one in observe(records, Span(0, 10), TIME)]
-    assert told == [
+    reported = [(one.payload.event_type, one.payload.id_suffix("v")) for one in observe(records, Span(0, 10), TIME)]
+    assert reported == [
         ("validator_activated", "5"),
         ("validator_activated", "2"),
         ("validator_exited", "5"),
@@ -81,12 +81,12 @@ def test_the_head_is_at_most_four_epochs_after_the_finalized_block(current: int,
 
 def test_a_state_made_by_the_specification_gives_its_activations_and_exits() -> None:
     records = wire.validators("node", (DATA / "validators_vault.json").read_bytes())
-    told = [
+    reported = [
         (one.payload.event_type, one.payload.id_suffix("v"), one.at_ms // 48_000)
         for one in observe(records, Span(1, 16), TIME)
         if one.address == VAULT
     ]
-    assert told == [
+    assert reported == [
         ("validator_activated", "6", 8),
         ("validator_activated", "7", 8),
         ("validator_exited", "1", 9),

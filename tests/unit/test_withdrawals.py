@@ -30,22 +30,27 @@ def block(number: int, *paid: Paid, slot: int | None = None) -> WithdrawalBlock:
 
 
 def recorded(name: str) -> WithdrawalBlock:
-    told = json.loads((DATA / name).read_text())
-    payload = told.get("body", told)["data"]["message"]["body"]["execution_payload"]
+    reported = json.loads((DATA / name).read_text())
+    payload = reported.get("body", reported)["data"]["message"]["body"]["execution_payload"]
     paid = [
-        (int(one["index"]), int(one["validator_index"]), Address(bytes.fromhex(one["address"][2:])), int(one["amount"]))
-        for one in payload["withdrawals"]
+        (
+            int(withdrawal["index"]),
+            int(withdrawal["validator_index"]),
+            Address(bytes.fromhex(withdrawal["address"][2:])),
+            int(withdrawal["amount"]),
+        )
+        for withdrawal in payload["withdrawals"]
     ]
     slot = int(payload["timestamp"]) // 6
     return block(int(payload["block_number"]), *paid, slot=slot)
 
 
 def sums(blocks: list[WithdrawalBlock]) -> list[tuple[str, str, int, int | None]]:
-    told = []
+    reported = []
     for one in fold(blocks, VAULTS, PUBKEYS, TIME):
         assert isinstance(one.payload, ValidatorWithdrawalCompleted)
-        told.append((one.payload.id_suffix("v"), one.payload.payload()["amount_eth"], one.at_ms, one.block))
-    return told
+        reported.append((one.payload.id_suffix("v"), one.payload.data()["amount_eth"], one.at_ms, one.block))
+    return reported
 
 
 def test_indices_that_go_on_within_and_across_blocks_are_proven() -> None:
@@ -58,7 +63,7 @@ def test_indices_that_go_on_within_and_across_blocks_are_proven() -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "last", "told"),
+    ("blocks", "last", "reported"),
     [
         ([block(9, (7, 0, OTHER, 1))], 5, "withdrawal 7 in block 9 leaves a gap after 5"),
         ([block(9, (6, 0, OTHER, 1), (8, 0, OTHER, 1))], 5, "withdrawal 8 in block 9 leaves a gap after 6"),
@@ -77,8 +82,8 @@ def test_indices_that_go_on_within_and_across_blocks_are_proven() -> None:
         ([block(9, (1, 0, OTHER, 1))], -1, "withdrawal 1 in block 9 leaves a gap after -1"),
     ],
 )
-def test_a_gap_or_a_repetition_is_named(blocks: list[WithdrawalBlock], last: int | None, told: str) -> None:
-    with pytest.raises(IndexGap, match=told):
+def test_a_gap_or_a_repetition_is_named(blocks: list[WithdrawalBlock], last: int | None, reported: str) -> None:
+    with pytest.raises(IndexGap, match=reported):
         last_index_after(blocks, last)
 
 
@@ -112,8 +117,8 @@ def test_foreign_addresses_and_builders_count_for_the_proof_only() -> None:
 def test_a_validator_that_paid_two_vaults_in_one_epoch_gives_each_its_own() -> None:
     second = Address(b"\x22" * 20)
     blocks = [block(8, (0, 3, VAULT, 1), (1, 3, second, 2))]
-    told = fold(blocks, frozenset({VAULT, second}), PUBKEYS, TIME)
-    assert [(one.address, one.payload.payload()["amount_eth"]) for one in told] == [
+    reported = fold(blocks, frozenset({VAULT, second}), PUBKEYS, TIME)
+    assert [(observation.address, observation.payload.data()["amount_eth"]) for observation in reported] == [
         (VAULT, "0.000000001"),
         (second, "0.000000002"),
     ]
@@ -151,8 +156,10 @@ def test_a_block_of_a_real_client() -> None:
     assert last_index_after([full], 417) == 421
     lodestar = ChainTime(genesis_s=1_795_220_907, slot_ms=2_000, slots_per_epoch=8)
     real = WithdrawalBlock(full.number, full.hash, full.parent_hash, 1_795_221_123, full.withdrawals)
-    told = fold([real], VAULTS, PUBKEYS, lodestar)
-    assert [(one.payload.id_suffix("v"), one.payload.payload()["amount_eth"]) for one in told] == [
+    reported = fold([real], VAULTS, PUBKEYS, lodestar)
+    assert [
+        (observation.payload.id_suffix("v"), observation.payload.data()["amount_eth"]) for observation in reported
+    ] == [
         ("0_13", "0.002298773"),
         ("1_13", "32"),
         ("2_13", "0.000502873"),

@@ -71,7 +71,7 @@ def audit_chain(
     if as_json:
         put_json(_proof(found))
     else:
-        _tell_proof(found)
+        _print_proof(found)
     if not found.is_whole:
         raise typer.Exit(1)
 
@@ -107,7 +107,7 @@ def _tally(tally: Tally) -> dict[str, Any]:
     return {"same": tally.same, **tally.counts, "ids": tally.shown}
 
 
-def _tell_proof(found: GapProof) -> None:
+def _print_proof(found: GapProof) -> None:
     say(f"blocks      {found.span}, the last one is {hex_text(found.last.hash)}")
     say(f"headers     {len(found.span)} linked, {found.hashes_rebuilt} of them by a hash that was made again")
     if unproven := len(found.span) - found.hashes_rebuilt:

@@ -38,7 +38,7 @@ class FundingReceived:
         ordinal = f"_{self.position}" if self.position > 1 else ""
         return hex_text(self.tx_hash).upper() + ordinal
 
-    def payload(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Any]:
         return {
             "tx_hash": hex_text(self.tx_hash),
             "amount_wei": str(self.amount_wei),
@@ -61,7 +61,7 @@ class _OfValidator:
     def id_suffix(self, vault_id: str) -> str:
         return str(self.validator_index)
 
-    def payload(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Any]:
         return {
             "validator_index": self.validator_index,
             "validator_pubkey": hex_text(self.validator_pubkey),
@@ -101,8 +101,8 @@ class ValidatorWithdrawalCompleted(_OfValidator):
     def id_suffix(self, vault_id: str) -> str:
         return f"{self.validator_index}_{self.epoch}"
 
-    def payload(self) -> dict[str, Any]:
-        return {**_OfValidator.payload(self), "amount_eth": eth_text(self.amount_wei)}
+    def data(self) -> dict[str, Any]:
+        return {**_OfValidator.data(self), "amount_eth": eth_text(self.amount_wei)}
 
     def title_and_message(self, vault_id: str) -> tuple[str, str]:
         amount = eth_text(self.amount_wei)
@@ -126,7 +126,7 @@ class WithdrawalClaimed:
     def id_suffix(self, vault_id: str) -> str:
         return f"{checksum(self.queue)}_{self.request_id}"
 
-    def payload(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Any]:
         return {
             "tx_hash": hex_text(self.tx_hash),
             "request_id": str(self.request_id),
@@ -153,7 +153,7 @@ class ReportUpdateAvailable:
     def id_suffix(self, vault_id: str) -> str:
         return f"{vault_id}_{self.report_timestamp}"
 
-    def payload(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Any]:
         return {"calldata": hex_text(self.calldata), "report_timestamp": str(self.report_timestamp)}
 
     def title_and_message(self, vault_id: str) -> tuple[str, str]:
@@ -239,7 +239,7 @@ def encode(event: Event, encoding: int = ENCODING) -> bytes:
         raise ValueError(f"encoding {encoding} is not known to this version")
     observation, owner = event.observation, event.owner
     words = observation.payload.title_and_message(owner.vault_id)
-    return _envelope(event.id, owner, event.event_type, words, observation.payload.payload(), observation.at_ms)
+    return _envelope(event.id, owner, event.event_type, words, observation.payload.data(), observation.at_ms)
 
 
 def encode_test(account_id: str, vault_id: str, webhook_id: str, random: str, at_ms: int) -> tuple[str, bytes]:

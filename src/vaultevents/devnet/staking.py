@@ -27,7 +27,7 @@ class Staking:
 
     def __init__(self, rng: Random, beacon: Beacon, vaults: Sequence[bytes], count: int, most_swept: int) -> None:
         if count < FEWEST_VALIDATORS:
-            raise ValueError(f"the world has no validators, or {FEWEST_VALIDATORS} or more")
+            raise ValueError(f"a simulation has no validators, or {FEWEST_VALIDATORS} or more")
         self._rng = rng
         self._beacon = beacon
         self._registry = beacon.registry

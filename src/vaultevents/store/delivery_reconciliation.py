@@ -150,6 +150,11 @@ with filters as (
     from resends r where r.event_seq is not null and r.finished_at is not null
         and ($1::text is null or exists (select from events e where e.seq = r.event_seq and e.account_id = $1))
     group by r.event_seq, r.webhook_id
+), forgotten as (
+    select r.event_seq, r.webhook_id, count(*) as unqueued
+    from resends r where r.finished_at is null and not exists (select from queue q where q.resend_id = r.id)
+        and ($1::text is null or exists (select from webhooks w where w.id = r.webhook_id and w.account_id = $1))
+    group by r.event_seq, r.webhook_id
 ), ledger as (
     select coalesce(e.account_id, d.account_id, w.account_id) collate "C" as account_id, e.id collate "C" as event_id,
         webhook_id collate "C" as webhook_id, is_due, coalesce(d.recovered, g.recovered) as recovered,
@@ -158,9 +163,10 @@ with filters as (
         w.id as known_webhook, w.active, w.deleted_at is not null as deleted, e.orphaned_at is not null as orphaned,
         c.webhook_id is not null as flags_changed,
         coalesce(p.posted, 0) as posted, p.lowest, p.highest, coalesce(p.accepted, 0) as accepted, p.unclear,
-        coalesce(s.resent, 0) as resent, coalesce(s.booked, 0) as booked, s.vague
+        coalesce(s.resent, 0) as resent, coalesce(s.booked, 0) as booked, s.vague,
+        coalesce(f.unqueued, 0) as unqueued
     from due full join stored d using (event_seq, webhook_id) full join gone g using (event_seq, webhook_id)
-        full join sent s using (event_seq, webhook_id)
+        full join sent s using (event_seq, webhook_id) full join forgotten f using (event_seq, webhook_id)
         left join events e on e.seq = event_seq left join webhooks w on w.id = webhook_id
         left join posts p on p.delivery_id = d.id
         left join (select distinct webhook_id from flag_changes) c using (webhook_id)
@@ -170,12 +176,13 @@ with filters as (
     from ledger
 )
 select account_id, event_id, webhook_id, state, was_pruned and delivery_id is null as pruned, array_remove(array[
-    case when state is null then case when is_due then 'is missing' else 'resent without a delivery' end end,
+    case when state is null and is_due then 'is missing' end,
+    case when state is null and is_due is null and resent > 0 then 'resent without a delivery' end,
     case when was_pruned and delivery_id is not null then 'was pruned, and is there again' end,
     case when state is not null and is_due is null and not recovered then 'was never due' end,
     case when is_due and recovered then 'was due, and only recovered' end,
     case when recovered and state not in ('delivered', 'exhausted') then 'recovered, but not finished' end,
-    case when place > 1 then 'has more than one delivery' end,
+    case when place > 1 and state is not null then 'has more than one delivery' end,
     case when state is not null and event_id is null then 'its event is not there' end,
     case when known_webhook is null then 'its webhook is not there' end,
     case when state not in ('scheduled', 'parked', 'delivered', 'exhausted', 'cancelled', 'withdrawn')
@@ -188,6 +195,7 @@ select account_id, event_id, webhook_id, state, was_pruned and delivery_id is nu
     case when accepted > 1 then 'attempted again after a 2xx' end,
     case when state = 'exhausted' and posted = 0 and not (recovered and resent > 0)
         then 'exhausted without an attempt' end,
+    case when unqueued > 0 then 'a resend is unfinished, but not in the queue' end,
     case when state = 'scheduled' and not queued then 'scheduled, but not in the queue' end,
     case when state <> 'scheduled' and queued then 'in the queue, but not scheduled' end,
     case when delivery_id is not null

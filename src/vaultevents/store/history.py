@@ -13,7 +13,7 @@ from vaultevents.store.pool import Connection, Record
 DeliveryState = Literal["scheduled", "parked", "delivered", "exhausted", "cancelled", "withdrawn"]
 APART: Final = ("parked", "exhausted", "cancelled", "withdrawn")  # found by an index of their own
 COUNTED: Final = 10_000
-RESENDS_TOLD: Final = 100
+RESENDS_LISTED: Final = 100
 LOOKED_AT: Final = 1000
 
 
@@ -201,11 +201,11 @@ async def deliveries(
 async def delivery(
     connection: Connection, account_id: str, webhook_id: str, event_id: str
 ) -> tuple[DeliveryFacts, list[AttemptFacts]] | None:
-    """One delivery and its attempts, oldest first, with its newest `RESENDS_TOLD` resends among them."""
+    """One delivery and its attempts, oldest first, with its newest `RESENDS_LISTED` resends among them."""
     row = await connection.fetchrow(f"{_DELIVERIES} and e.id = $3", account_id, webhook_id, event_id)
     if row is None:
         return None
-    attempts = await connection.fetch(_ATTEMPTS, account_id, webhook_id, row["id"], RESENDS_TOLD)
+    attempts = await connection.fetch(_ATTEMPTS, account_id, webhook_id, row["id"], RESENDS_LISTED)
     return DeliveryFacts(**row), [_attempt(attempt) for attempt in attempts]
 
 

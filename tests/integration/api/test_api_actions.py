@@ -56,7 +56,7 @@ class Shop:
         await settle(self.api.database, [settlement(delivery, "exhausted", 500)])
         return delivery.event_id
 
-    async def told(self, event_id: str) -> Any:
+    async def reported(self, event_id: str) -> Any:
         target = f"{WEBHOOKS}/{self.webhook_id}/deliveries/{event_id}"
         return (await self.api.call(self.acme, "GET", target)).json
 
@@ -111,7 +111,7 @@ async def test_an_orphaned_event_is_neither_sent_again_nor_shown(shop: Shop) -> 
     assert len(shop.hook.ledger) == 0
 
 
-async def test_a_resend_is_told_among_the_attempts_with_its_times(shop: Shop) -> None:
+async def test_a_resend_is_reported_among_the_attempts_with_its_times(shop: Shop) -> None:
     event_id = await shop.failed_delivery()
     shop.hook.behaviour = in_turn(Reply(503, body=b"not \x07now"), Reply(200, body=b"thanks"))
     for state in ("exhausted", "delivered"):
@@ -120,18 +120,21 @@ async def test_a_resend_is_told_among_the_attempts_with_its_times(shop: Shop) ->
         assert asked.json["eventId"] == event_id
         assert abs(datetime.fromisoformat(asked.json["requestedAt"]) - datetime.now(UTC)) < timedelta(seconds=30)
         await shop.waiting()
-        assert (await shop.told(event_id))["state"] == state
-    told = await shop.told(event_id)
-    assert (told["attempts"], told["nextAttemptAt"], told["recovered"]) == (1, None, False)
-    seen = [(one["number"], one["resend"], one["status"], one["address"]) for one in told["attemptLog"]]
+        assert (await shop.reported(event_id))["state"] == state
+    reported = await shop.reported(event_id)
+    assert (reported["attempts"], reported["nextAttemptAt"], reported["recovered"]) == (1, None, False)
+    seen = [
+        (attempt["number"], attempt["resend"], attempt["status"], attempt["address"])
+        for attempt in reported["attemptLog"]
+    ]
     assert seen == [(1, False, 500, "127.0.0.1"), (None, True, 503, "127.0.0.1"), (None, True, 200, "127.0.0.1")]
-    assert [one["responseExcerpt"] for one in told["attemptLog"]][2] == "thanks"
-    assert told["attemptLog"][1]["responseExcerpt"].isprintable()
+    assert [attempt["responseExcerpt"] for attempt in reported["attemptLog"]][2] == "thanks"
+    assert reported["attemptLog"][1]["responseExcerpt"].isprintable()
     for phase in ("connectMs", "tlsMs", "firstByteMs"):
-        assert 0 <= told["attemptLog"][1][phase] <= told["attemptLog"][1]["durationMs"]
-    assert told["attemptLog"][2]["tlsMs"] is None, "the connection was kept"
-    assert told["attemptLog"][2]["firstByteMs"] is not None
-    assert [one.verified for one in shop.hook.ledger] == [True, True]
+        assert 0 <= reported["attemptLog"][1][phase] <= reported["attemptLog"][1]["durationMs"]
+    assert reported["attemptLog"][2]["tlsMs"] is None, "the connection was kept"
+    assert reported["attemptLog"][2]["firstByteMs"] is not None
+    assert [request.verified for request in shop.hook.ledger] == [True, True]
     health = (await shop.api.call(shop.acme, "GET", f"{WEBHOOKS}/{shop.webhook_id}/health")).json
     assert (health["failuresInARow"], health["lastSuccessAt"]) == (1, None), "a resend counts for nothing"
 
@@ -146,12 +149,12 @@ async def test_recover_sends_what_fired_while_the_webhook_was_off(shop: Shop) ->
     asked = await shop.post("recover", {"since": first["ms"], "until": second["ms"]})
     assert (asked.status, asked.json) == (202, {"count": 1, "nextSince": None})
     await shop.waiting()
-    assert [one.webhook_id for one in shop.hook.accepted] == [first["id"]]
+    assert [request.webhook_id for request in shop.hook.accepted] == [first["id"]]
     assert (await shop.post("recover", {"since": 0, "until": None})).json["count"] == 1
     await shop.waiting()
-    told = await shop.told(second["id"])
-    assert (told["state"], told["attempts"], told["recovered"]) == ("delivered", 0, True)
-    assert [one["resend"] for one in told["attemptLog"]] == [True]
+    reported = await shop.reported(second["id"])
+    assert (reported["state"], reported["attempts"], reported["recovered"]) == ("delivered", 0, True)
+    assert [attempt["resend"] for attempt in reported["attemptLog"]] == [True]
     assert (await shop.post("recover", {"since": 0})).json["count"] == 0
 
 
@@ -215,7 +218,7 @@ async def test_a_rotated_secret_signs_beside_the_former_one(shop: Shop) -> None:
         shop.hook.secret = secret
         await shop.post("test")
         await shop.waiting()
-    assert [one.verified for one in shop.hook.ledger] == [True, True]
+    assert [request.verified for request in shop.hook.ledger] == [True, True]
     shown = (await shop.api.call(shop.acme, "GET", f"{WEBHOOKS}/{shop.webhook_id}")).body
     assert rotated.json["secretToken"].encode() not in shown
 

@@ -94,14 +94,14 @@ async def test_every_golden_token_is_accepted(database: Database) -> None:
 
 async def test_every_forged_token_is_refused_with_its_code(api: Api) -> None:
     acme = await sign_up(api)
-    told = {}
+    reported = {}
     for case in FORGED:
         if case.on_wire:
             answer = await present(api, acme, case.make(client()))
-            told[case.name] = (answer.status, answer.code)
-    assert len(told) > 200
+            reported[case.name] = (answer.status, answer.code)
+    assert len(reported) > 200
     wanted = {case.name: (401, case.code) for case in FORGED if case.on_wire}
-    differing = {name: (found, wanted[name]) for name, found in told.items() if found != wanted[name]}
+    differing = {name: (found, wanted[name]) for name, found in reported.items() if found != wanted[name]}
     # what HTTP itself forbids never gets as far as a token
     assert {name for name, (found, _) in differing.items() if found != (400, "request_malformed")} == set(), differing
 
@@ -136,7 +136,7 @@ async def test_keys_of_others_and_keys_of_yesterday(api: Api) -> None:
     await apikeys.revoke_key(api.database, gone.key_id)
     revoked = await present(api, gone, client(key="umbra").get())
     assert crossed.code == "credentials_invalid"
-    assert told(crossed) == told(unknown) == told(revoked), "nobody learns which keys there are"
+    assert reported(crossed) == reported(unknown) == reported(revoked), "nobody learns which keys there are"
     newer = await signing_with(api, acme, "newer", overlap_s=3600)
     assert (await present(api, acme, client().get(nonce="1"))).status == 200
     assert (await present(api, newer, client(key="newer").get(nonce="2"))).status == 200
@@ -147,7 +147,7 @@ async def test_keys_of_others_and_keys_of_yesterday(api: Api) -> None:
     assert (await present(api, newer, client(later, "newer").get())).status == 200
 
 
-def told(answer: ApiResponse) -> tuple[int, dict[str, str], bytes]:
+def reported(answer: ApiResponse) -> tuple[int, dict[str, str], bytes]:
     """All of an answer but the request's own id and the time."""
     request_id = answer.json["requestId"].encode()
     headers = {name: value for name, value in answer.headers.items() if name not in ("date", "x-request-id")}
@@ -155,7 +155,7 @@ def told(answer: ApiResponse) -> tuple[int, dict[str, str], bytes]:
 
 
 async def test_the_order_of_checks(database: Database) -> None:
-    """A request with everything wrong, mended one thing at a time: each answer tells of the first that is left."""
+    """A request with everything wrong, fixed one thing at a time: each answer names the first that is left."""
     clock, rate = FrozenClock(NOW_S), Rate(per_minute=1, burst=20)
     async with running_api(database, rate=rate, rules=RULES, clock=clock) as api:
         bound = await sign_up(api, role="read", allowed=("10.0.0.0/8",))
@@ -258,7 +258,7 @@ async def test_a_header_that_comes_twice_is_no_request(api: Api) -> None:
     assert await values(api.database, "select count(*)::int from webhooks") == [0]
 
 
-async def test_what_a_claim_has_wrong_is_told_only_after_the_signature(api: Api) -> None:
+async def test_what_a_claim_has_wrong_is_reported_only_after_the_signature(api: Api) -> None:
     acme = await sign_up(api)
     old = Client(cached_key("stranger"), cached_key("acme"), NOW_S - 3600).get()
     assert (await present(api, acme, old)).code == "credentials_invalid"
@@ -398,7 +398,7 @@ async def test_guesses_of_keys_are_limited_and_disturb_nobody(database: Database
         assert (await forwarded(api, url, acme, ("203.0.113.7",))).status == 200
 
 
-async def test_ipv4_clients_of_a_socket_for_both_families_are_told_apart(database: Database) -> None:
+async def test_ipv4_clients_of_a_socket_for_both_families_are_distinguished(database: Database) -> None:
     async with running_api(database, rate=Rate(per_minute=1, burst=3), options=ServerOptions("::", 0)) as api:
         guess, port = request_bytes("GET", "/", {"x-api-key": "x", "authorization": "Bearer x"}), api.url.split(":")[-1]
         for address in ("127.0.0.1", "127.0.0.2"):

@@ -94,7 +94,7 @@ async def the_answer(api: Api, *pieces: bytes) -> ApiResponse:
 
 
 async def test_what_is_not_http(api: Api) -> None:
-    told = {}
+    reported = {}
     for name, request_text in {
         "two lengths": "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}x",
         "one length twice": "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\n{}",
@@ -126,8 +126,8 @@ async def test_what_is_not_http(api: Api) -> None:
         "nonsense": "\x00\x01\x02\r\n\r\n",
     }.items():
         answer = await the_answer(api, request_text.encode("latin-1"))
-        told[name] = (answer.status, answer.code, answer.headers["connection"], "date" in answer.headers)
-    assert told == dict.fromkeys(told, (400, "request_malformed", "close", True))
+        reported[name] = (answer.status, answer.code, answer.headers["connection"], "date" in answer.headers)
+    assert reported == dict.fromkeys(reported, (400, "request_malformed", "close", True))
 
 
 async def test_chunked_nonsense_is_answered_and_changes_nothing(api: Api) -> None:
@@ -186,12 +186,12 @@ TARGETS = (
 async def test_no_other_spelling_of_a_path_runs_a_route(api: Api) -> None:
     """What was signed and what runs is the same text: nothing is decoded, folded or cut."""
     customer = await api.customer()
-    told = {}
+    reported = {}
     for target in TARGETS:
         signed_so = await exchange(api.url, signed(api, customer, target))
         signed_for_route = request_bytes("GET", target, credentials(api, customer, PATH))
-        told[target] = {signed_so.status, (await exchange(api.url, signed_for_route)).status}
-    assert {target: statuses for target, statuses in told.items() if not statuses <= {400, 401, 404}} == {}
+        reported[target] = {signed_so.status, (await exchange(api.url, signed_for_route)).status}
+    assert {target: statuses for target, statuses in reported.items() if not statuses <= {400, 401, 404}} == {}
 
 
 async def test_a_path_parameter_is_the_text_that_was_signed(api: Api) -> None:
@@ -401,7 +401,7 @@ async def test_two_requests_in_one_piece_get_two_answers(api: Api) -> None:
 
 
 async def test_junk_behind_good_requests_does_not_cost_them_their_answers(api: Api) -> None:
-    """A change that was made must be told; the junk gets an answer of its own, and nothing after it is parsed."""
+    """A change that was made must be confirmed; the junk gets an answer of its own, and nothing after it is parsed."""
     customer = await api.customer()
     change = {**JSON, "x-mfa-code": api.code(customer)}
     good = (signed(api, customer, PATH), signed(api, customer, WEBHOOKS, "POST", WEBHOOK, change))

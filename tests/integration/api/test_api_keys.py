@@ -44,7 +44,7 @@ async def key(
 
 
 class Stopwatch:
-    """A monotonic clock that moves when told."""
+    """A monotonic clock that a test sets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -243,4 +243,4 @@ async def test_the_stored_hash_of_a_key_reveals_nothing_of_it(any_database: Data
     await key(any_database)
     (stored,) = await values(any_database, "select hash from api_keys")
     assert stored == hashed("k1")
-    assert stored != hashlib.sha256(b"secret of k1").digest(), "whoever has the database alone cannot try guesses"
+    assert stored != hashlib.sha256(b"secret of k1").digest(), "the database alone does not allow to try guesses"

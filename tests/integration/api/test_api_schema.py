@@ -64,7 +64,7 @@ def served(postgres18: ServerAddress) -> Iterator[Served]:
             outbox = await live_at(database, 0)
             await commit(outbox, *(funding(number) for number in range(5)))
             claimed = (await take(database)).deliveries
-            await settle(database, [settlement(one) for one in claimed])
+            await settle(database, [settlement(delivery) for delivery in claimed])
             ready.append(Served(api, customer, webhook_id, claimed[0].event_id))
             began.set()
             await asyncio.to_thread(ended.wait)
@@ -120,6 +120,7 @@ def test_generated_requests_meet_only_what_is_documented(served: Served) -> None
     checks: list[Any] = [check for check in CHECKS.get_all() if check.__name__ in JUDGES]
     assert len(checks) == len(JUDGES)
     with requests.Session() as session:
+        session.trust_env = False  # no look-up of proxies and of netrc for each request
         for operation in operations:
 
             @seed(20261121)
@@ -136,8 +137,8 @@ def test_generated_requests_meet_only_what_is_documented(served: Served) -> None
                 case.validate_response(Response.from_requests(answer, verify=True), checks=checks)
 
             try_one()
-    told = {f"{name} {status}": number for (name, status), number in sorted(statuses.items())}
-    print(json.dumps({"cases": statuses.total(), "statuses": told}, indent=1))
+    reported = {f"{name} {status}": number for (name, status), number in sorted(statuses.items())}
+    print(json.dumps({"cases": statuses.total(), "statuses": reported}, indent=1))
     assert statuses.total() >= CASES * 0.9
     assert all(status < 500 for _, status in statuses)
     reached = {name for (name, status) in statuses if status < 300}
@@ -154,7 +155,7 @@ def test_the_document_is_openapi_3_1_and_complete(served: Served) -> None:
     for path, methods in found["paths"].items():
         for method, operation in methods.items():
             assert {"401", "404", "422", "429"} <= operation["responses"].keys(), (method, path)
-            names = {one["name"] for one in operation.get("parameters", ())}
+            names = {parameter["name"] for parameter in operation.get("parameters", ())}
             assert ("X-MFA-Code" in names) == (method != "get" and not path.endswith(INERT))
     assert set(found["components"]["schemas"]["ProblemBody"]["properties"]["code"]["enum"]) == set(CODES)
 

@@ -143,11 +143,15 @@ async def test_what_is_refused_spends_neither_code_nor_token(database: Database)
                 assert refused.status == status, (method, target)
         wanted = {"stakingVaultIds": ["v2"]}
         token = api.token(acme, f"{WEBHOOKS}/{one}", json.dumps(wanted).encode())
-        for given, status in ((right, 422), (None, 422), (wrong(acme), 422)):  # what is wrong is told before the code
+        for given, status in (
+            (right, 422),
+            (None, 422),
+            (wrong(acme), 422),
+        ):  # what is wrong is reported before the code
             refused = await api.call(acme, "PATCH", f"{WEBHOOKS}/{one}", wanted, code=given, step_up=False, token=token)
             assert refused.status == status
         await vault(database, "v2")
-        for given, status, told in (
+        for given, status, reported in (
             (None, 401, "mfa_required"),
             (wrong(acme), 401, "mfa_code_invalid"),
             (right, 200, None),
@@ -155,7 +159,7 @@ async def test_what_is_refused_spends_neither_code_nor_token(database: Database)
         ):
             answer = await api.call(acme, "PATCH", f"{WEBHOOKS}/{one}", wanted, code=given, step_up=False, token=token)
             assert answer.status == status
-            assert told is None or answer.code == told
+            assert reported is None or answer.code == reported
 
 
 async def test_a_success_forgets_the_wrong_codes_before_it(api: Api) -> None:
@@ -170,9 +174,9 @@ async def test_five_wrong_codes_lock_and_three_guesses_follow_each_lock(database
     clock, at_s = FrozenClock(NOW_S), 0.0
     async with running_api(database, clock=clock) as api:
         acme = await api.customer()
-        told = [await create(api, acme, wrong(acme, number)) for number in range(5)]
-        assert [answer.code for answer in told] == ["mfa_code_invalid"] * 4 + ["mfa_locked"]
-        assert (told[-1].status, told[-1].headers["retry-after"]) == (429, "900")
+        reported = [await create(api, acme, wrong(acme, number)) for number in range(5)]
+        assert [answer.code for answer in reported] == ["mfa_code_invalid"] * 4 + ["mfa_locked"]
+        assert (reported[-1].status, reported[-1].headers["retry-after"]) == (429, "900")
         right = await create(api, acme, code(acme))
         assert (right.status, right.code) == (429, "mfa_locked")
         asked = await create(api, acme, None)

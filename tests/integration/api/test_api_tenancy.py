@@ -58,7 +58,7 @@ async def estates(api: Api) -> dict[str, Estate]:
     await commit(
         outbox, funding(0, vault="shared"), *(funding(n, vault=f"{a}-vault") for n, a in enumerate(ACCOUNTS, 1))
     )
-    await settle(api.database, [settlement(one) for one in (await take(api.database)).deliveries])
+    await settle(api.database, [settlement(delivery) for delivery in (await take(api.database)).deliveries])
     found = {}
     for name, customer in customers.items():
         await new_webhook(api, customer)
@@ -118,7 +118,7 @@ select c.table_name as name, case
 end as owner
 from information_schema.columns c where c.table_schema = current_schema() group by c.table_name order by 1
 """
-"""Every table of the schema, and how to tell whose a row is; null where nobody's."""
+"""Every table of the schema, and the owner of its rows; null where there is none."""
 
 SHARED = {"cursors", "discovery", "feed", "hash_key", "key_ring", "migrations", "network", "registry", "reports"}
 SHARED |= {
@@ -197,20 +197,20 @@ async def test_changes_reach_only_the_own_account(api: Api) -> None:
             assert answer.status < 300, (method, path, answer.body)
     assert await belongings(api.database, "umbra") == before
     ownerless = {row["name"] for row in await rows(api.database, OWNER) if row["owner"] is None}
-    assert ownerless == SHARED, "tell whose the rows of a new table are"
+    assert ownerless == SHARED, "name the owner of the rows of a new table"
 
 
 async def test_foreign_vaults_are_unknown_vaults(api: Api) -> None:
     estate = await estates(api)
     customer = estate["acme"].customer
-    told = []
+    reported = []
     for vault_id in ("umbra-vault", "nobody-vault", "umbra-vault\u0000", "' or 1=1"):
         body = {"url": "https://x.example/", "stakingVaultIds": ["acme-vault", vault_id]}
         for method, target in (("POST", ""), ("PATCH", f"/{estate['acme'].ids['webhook_id']}")):
             answer = await api.call(customer, method, f"/v1/account/webhooks{target}", body)
             assert (answer.status, answer.pointers) == (422, [("/stakingVaultIds/1", "vault_unknown")])
-            told.append((method, answer.json["errors"][0]["detail"].replace(repr(vault_id), "ID")))
-    assert len(set(told)) == 2
+            reported.append((method, answer.json["errors"][0]["detail"].replace(repr(vault_id), "ID")))
+    assert len(set(reported)) == 2
 
 
 async def test_a_page_link_of_another_account_is_unknown(api: Api) -> None:
@@ -229,12 +229,12 @@ async def test_a_page_link_of_another_account_is_unknown(api: Api) -> None:
         links[path] = cursors
     for path, (_, of_foreign) in links.items():
         of_other_lists = [mine for other, (mine, _) in links.items() if other != path]
-        told = []
+        reported = []
         for cursor in (of_foreign, "AAAA", *of_other_lists):
             answer = await api.call(own.customer, "GET", f"{filled(path, own.ids)}?limit=1&cursor={cursor}")
             assert (answer.status, answer.pointers) == (422, [("?cursor", "cursor_unknown")]), path
-            told.append(without_ids(answer, {}))
-        assert all(each == told[0] for each in told)
+            reported.append(without_ids(answer, {}))
+        assert all(line == reported[0] for line in reported)
 
 
 READABLE = """

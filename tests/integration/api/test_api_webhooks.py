@@ -120,7 +120,7 @@ WRONG: list[tuple[dict[str, Any], list[tuple[str, str]]]] = [
 
 @pytest.mark.parametrize(("fields", "wrong"), WRONG)
 async def test_what_a_webhook_cannot_be(api: Api, fields: dict[str, Any], wrong: list[tuple[str, str]]) -> None:
-    """On POST and on PATCH alike; all that is wrong is told with its place, and nothing is stored."""
+    """On POST and on PATCH alike; all that is wrong is reported with its place, and nothing is stored."""
     acme = await api.customer(vaults=("v1", "gone"))
     await accounts.remove_vault(api.database, "acme", "gone", 10)
     refused = await create(api, acme, **fields)
@@ -157,7 +157,7 @@ async def test_a_url_is_kept_in_its_canonical_form(api: Api) -> None:
         assert (await api.call(acme, "DELETE", target)).status == 204
 
 
-async def test_all_that_is_wrong_is_told_at_once(api: Api) -> None:
+async def test_all_that_is_wrong_is_reported_at_once(api: Api) -> None:
     acme = await api.customer()
     refused = await create(api, acme, url="http://example.org/", eventTypes=["x", "funding_received", "y"])
     assert refused.pointers == [
@@ -310,7 +310,8 @@ async def test_on_forgives_what_failed(api: Api, answered: str) -> None:
     await commit(outbox, *(funding(number) for number in range(30)))
     (now,) = await values(api.database, "select db_now()")
     failed = [
-        replace(settlement(each, "scheduled", 503), started_at=now) for each in (await take(api.database)).deliveries
+        replace(settlement(delivery, "scheduled", 503), started_at=now)
+        for delivery in (await take(api.database)).deliveries
     ]
     if answered == "410":
         failed[0] = replace(failed[0], state="parked", status=410, gone=True)
@@ -493,9 +494,9 @@ async def test_deliveries_and_their_attempts(api: Api) -> None:
     assert [entry["eventId"] for entry in (*first.json, *rest.json)] == [entry["eventId"] for entry in flying]
     assert linked(rest) == ""
 
-    told = (await api.call(acme, "GET", f"{target}/{bad.event_id}")).json
-    assert {name: value for name, value in told.items() if name != "attemptLog"} == listed[0]
-    assert told["attemptLog"] == [
+    reported = (await api.call(acme, "GET", f"{target}/{bad.event_id}")).json
+    assert {name: value for name, value in reported.items() if name != "attemptLog"} == listed[0]
+    assert reported["attemptLog"] == [
         {
             "number": 1,
             "resend": False,
@@ -516,7 +517,7 @@ async def test_deliveries_and_their_attempts(api: Api) -> None:
         assert (unknown.status, unknown.code) == (404, "not_found")
 
 
-async def test_health_tells_what_came_last(api: Api) -> None:
+async def test_health_reports_what_came_last(api: Api) -> None:
     acme = await api.customer(vaults=("v1",))
     outbox = await live_at(api.database, 0)
     one = await created(api, acme)

@@ -89,9 +89,7 @@ async def test_a_full_disk_is_red_within_seconds(small_disk: Path) -> None:
                 filling = fill(small_disk)
                 assert await until_health(session, 503) < RED_WITHIN_S
                 await database.now()  # it still answers questions
-                await change(
-                    database, "update health_probe set written_at = db_now()"
-                )  # and writes where there is room
+                await change(database, "update health_probe set written_at = db_now()")  # and writes to free pages
                 filling.unlink()
                 await until_health(session, 200)
         finally:

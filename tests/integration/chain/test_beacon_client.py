@@ -75,7 +75,7 @@ def in_first(**fields: Any) -> Meddle:
 
 
 async def some(chain: BeaconChain) -> Any:
-    return [one.index for one in await chain.validators([0, 3, 6])]
+    return [validator.index for validator in await chain.validators([0, 3, 6])]
 
 
 async def tail(chain: BeaconChain) -> Any:
@@ -91,7 +91,7 @@ async def finality(chain: BeaconChain) -> Any:
     return (await chain.finality()).epoch
 
 
-# What the first node does, what is asked, how the error begins to tell it.
+# What the first node does, what is asked, how the error message begins.
 HOSTILE: dict[str, tuple[dict[str, Meddle], Ask, str]] = {
     "syncing": ({SYNCING: add(is_syncing=True, sync_distance="900")}, some, "is syncing, 900 slots behind"),
     "optimistic node": ({SYNCING: add(is_optimistic=True)}, some, "is optimistic"),
@@ -182,7 +182,7 @@ HONEST: dict[Ask, Any] = {
 }
 
 
-def check_told(error: BaseException, chain: BeaconChain, words: str) -> None:
+def check_reported(error: BaseException, chain: BeaconChain, words: str) -> None:
     text = "".join(traceback.format_exception(error))
     assert chain.nodes[0] in str(error)
     assert any(one in str(error) for one in words.split("|")), str(error)
@@ -204,7 +204,7 @@ async def test_a_hostile_node_is_named_and_another_one_asked(name: str) -> None:
         chain.expect(HERE)
         with pytest.raises(SourceUnavailable) as caught:
             await ask(chain)
-        check_told(caught.value, chain, words)
+        check_reported(caught.value, chain, words)
 
 
 async def test_an_honest_node_alone_answers_everything() -> None:
@@ -279,7 +279,7 @@ async def test_a_node_that_breaks_off_in_the_middle_of_a_scan() -> None:
     async with beacon_chain(broken) as chain:
         with pytest.raises(SourceUnavailable, match="breaks off in the middle of an answer") as caught:
             await scan(chain)
-        check_told(caught.value, chain, "breaks off")
+        check_reported(caught.value, chain, "breaks off")
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ async def test_a_node_that_hangs(ask: Ask, options: BeaconOptions, words: str) -
     async with beacon_chain(stuck, options=options) as chain:
         with pytest.raises(SourceUnavailable) as caught:
             await ask(chain)
-        check_told(caught.value, chain, words)
+        check_reported(caught.value, chain, words)
 
 
 async def test_an_answer_of_any_size_is_not_read_into_memory() -> None:
@@ -324,7 +324,7 @@ async def test_a_passing_fault_is_asked_again() -> None:
 async def test_post_is_tried_once_and_then_get_in_small_steps(status: int) -> None:
     old = FakeBeacon(meddle={f"POST {VALIDATORS}": refuse(status)})
     async with beacon_chain(old) as chain:
-        assert [one.index for one in await chain.validators(range(0, 130, 2))] == list(range(0, 130, 2))
+        assert [validator.index for validator in await chain.validators(range(0, 130, 2))] == list(range(0, 130, 2))
         assert await tail(chain) == HONEST[tail]
         asked = [(method, len(ids)) for method, path, ids in old.seen if path == VALIDATORS]
         assert asked == [("POST", 1), ("GET", 20), ("GET", 20), ("GET", 20), ("GET", 5), ("GET", 20)]
@@ -346,7 +346,7 @@ async def test_no_list_without_ids_is_ever_sent() -> None:
     async with beacon_chain(node) as chain:
         assert await chain.validators([]) == []
         assert node.seen == []
-        assert [one.index for one in await chain.validators([*range(2050), 7, 7])] == list(range(2050))
+        assert [validator.index for validator in await chain.validators([*range(2050), 7, 7])] == list(range(2050))
         sizes = [len(sent["ids"]) for method, _, sent in node.seen if method == "POST"]
         assert sizes == [1000, 1000, 50]
 
@@ -479,7 +479,7 @@ async def test_a_wrong_ssz_state_is_a_fault_and_another_node_is_asked(
                 continue
             with pytest.raises(NodeFault) as caught:
                 await scan(chain)
-            check_told(caught.value, chain, words)
+            check_reported(caught.value, chain, words)
 
 
 async def test_every_node_that_failed_is_named() -> None:

@@ -43,7 +43,7 @@ class Replay:
     def __init__(self, **instead: str) -> None:
         found = [recording(file.stem) for file in sorted(LODESTAR.glob("*.json"))]
         self.answers = {
-            (one["request"]["method"], one["request"]["path"]): one for one in found if "path" in one["request"]
+            (item["request"]["method"], item["request"]["path"]): item for item in found if "path" in item["request"]
         }
         self.instead = instead
         self.seen: list[tuple[str, str]] = []
@@ -52,11 +52,11 @@ class Replay:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         self.seen.append((request.method, request.path_qs))
         name = self.instead.get(request.method + request.path.rpartition("/")[2])
-        told = recording(name) if name else self.answers[request.method, request.path_qs]
+        reported = recording(name) if name else self.answers[request.method, request.path_qs]
         return web.Response(
-            status=told["status"],
-            body=json.dumps(told["body"], separators=(",", ":")).encode(),
-            headers={"content-type": told["content_type"]},
+            status=reported["status"],
+            body=json.dumps(reported["body"], separators=(",", ":")).encode(),
+            headers={"content-type": reported["content_type"]},
         )
 
     @asynccontextmanager
@@ -122,7 +122,7 @@ async def test_ids_that_do_not_exist_yet_are_no_fault_in_the_tail() -> None:
         ("validators_post", r"HTTP status 404 \(Route POST:.* not found\)"),
     ],
 )
-async def test_its_real_error_bodies_are_told(name: str, words: str) -> None:
+async def test_its_real_error_bodies_are_reported(name: str, words: str) -> None:
     async with Replay(GETvalidators=name, POSTvalidators=name).chain() as chain:
         for ask in (chain.validators([0]), chain.tail(0), chain.scan(frozenset({VAULT}))):
             with pytest.raises(SourceUnavailable, match=words):
@@ -170,7 +170,7 @@ def test_answers_of_the_specification() -> None:
     checkpoint = wire.finalized_checkpoint("node", (FULU / "api_finality_head.json").read_bytes())
     assert (checkpoint.epoch, checkpoint.root.hex()[:8]) == (11, "620e6262")
     records = wire.validators("node", (FULU / "api_validators_finalized.json").read_bytes())
-    assert [(one.index, one.credentials[0], one.exit_epoch) for one in records] == [
+    assert [(record.index, record.credentials[0], record.exit_epoch) for record in records] == [
         (0, 1, FAR_FUTURE_EPOCH),
         (1, 1, 9),
         (2, 1, 9),
@@ -184,7 +184,7 @@ def test_a_scan_of_a_list_as_it_was_recorded() -> None:
     scan = ListScan("node", frozenset({VAULT}))
     scan.feed((FULU / "validators_vault.json").read_bytes())
     found = scan.finish()
-    assert (found.count, [one.index for one in found.records]) == (9, list(range(8)))
+    assert (found.count, [record.index for record in found.records]) == (9, list(range(8)))
     listed = wire.validators("node", (FULU / "validators_vault.json").read_bytes())
     assert found.records == listed[:8]
 
@@ -207,8 +207,8 @@ def test_a_state_serialised_by_the_specification(fork: str, size: int) -> None:
             scan.feed(body[at : at + size])
     found = scan.finish()
     assert found.count == 64
-    assert [(one.index, one.activation_epoch, one.exit_epoch, one.credentials[0]) for one in found.records] == [
-        (index, index, 1000 + index, 2 if index % 2 else 1) for index in range(0, 64, 5)
-    ]
+    assert [
+        (record.index, record.activation_epoch, record.exit_epoch, record.credentials[0]) for record in found.records
+    ] == [(index, index, 1000 + index, 2 if index % 2 else 1) for index in range(0, 64, 5)]
     listed = wire.validators("node", (FULU / "validators_vault.json").read_bytes())
-    assert [one.pubkey for one in found.records[:2]] == [listed[0].pubkey, listed[5].pubkey]  # the same test keys
+    assert [record.pubkey for record in found.records[:2]] == [listed[0].pubkey, listed[5].pubkey]  # the same test keys

@@ -28,21 +28,23 @@ SPAN = Span(1, 58)
 
 @pytest.fixture(scope="module")
 def made() -> Simulation:
-    world = Simulation(11)
-    world.history(60)
-    return world
+    simulation = Simulation(11)
+    simulation.history(60)
+    return simulation
 
 
 @pytest.fixture(scope="module")
 def full() -> Simulation:
-    world = Simulation(5)
-    world.chain.filler_logs = FULL_BLOCK_LOGS
-    world.history(60)
-    return world
+    simulation = Simulation(5)
+    simulation.chain.filler_logs = FULL_BLOCK_LOGS
+    simulation.history(60)
+    return simulation
 
 
-def silent(world: Simulation, rate: float = 1.0, seed: int = 3, fault: Fault = Fault.EMPTY_LOGS) -> ExecutionServer:
-    server = ExecutionServer(world.chain)
+def silent(
+    simulation: Simulation, rate: float = 1.0, seed: int = 3, fault: Fault = Fault.EMPTY_LOGS
+) -> ExecutionServer:
+    server = ExecutionServer(simulation.chain)
     server.faults.seed, server.faults.rates = seed, {fault: rate}
     return server
 
@@ -51,8 +53,8 @@ def options(**changes: Any) -> ExecutionOptions:
     return ExecutionOptions(retry_wait_s=0.01, set_aside_s=0.05, **changes)
 
 
-def with_logs(world: Simulation) -> int:
-    return len({number for number, *_ in truth(world, SPAN)})
+def with_logs(simulation: Simulation) -> int:
+    return len({number for number, *_ in truth(simulation, SPAN)})
 
 
 async def collect(
@@ -155,32 +157,34 @@ async def test_full_blooms_cost_nothing_where_there_are_two_nodes(full: Simulati
 @pytest.mark.parametrize("nodes", [1, 2])
 async def test_a_block_with_more_logs_than_a_node_gives_is_read_by_address(nodes: int) -> None:
     """10,004 logs of a watched topic in one block, of which a node gives 10,000 (so that a range of one is refused)."""
-    world = Simulation(5)
-    world.history(10)
-    placed = world.chain.mine([*flood(world.chain, 10_004), world.chain.transaction(watched_logs(world))])
+    simulation = Simulation(5)
+    simulation.history(10)
+    placed = simulation.chain.mine(
+        [*flood(simulation.chain, 10_004), simulation.chain.transaction(watched_logs(simulation))]
+    )
     for _ in range(3):
-        world.chain.mine()
+        simulation.chain.mine()
     span = Span(1, placed.number)
-    servers = [ExecutionServer(world.chain, max_results=10_000) for _ in range(nodes)]
+    servers = [ExecutionServer(simulation.chain, max_results=10_000) for _ in range(nodes)]
     async with connected(*servers, options=options()) as chain:
-        found = await chain.read_logs(span, watched(world), None, every=False)
-        assert log_facts(found.logs) == truth(world, span)
+        found = await chain.read_logs(span, watched(simulation), None, every=False)
+        assert log_facts(found.logs) == truth(simulation, span)
         assert found.times_s[placed.number] == placed.timestamp_s
         assert chain.counters.ranges_refused > 0
         assert chain.counters.node_faults == chain.counters.claims_disproved == 0
 
 
 async def test_a_block_that_is_refused_by_address_too_is_read_from_its_receipts() -> None:
-    world = Simulation(5)
-    world.history(10)
-    vault = world.registrations[0].address
-    placed = world.chain.mine(flood(world.chain, 10_004, vault))
+    simulation = Simulation(5)
+    simulation.history(10)
+    vault = simulation.registrations[0].address
+    placed = simulation.chain.mine(flood(simulation.chain, 10_004, vault))
     for _ in range(3):
-        world.chain.mine()
+        simulation.chain.mine()
     span = Span(placed.number - 2, placed.number)
-    async with connected(ExecutionServer(world.chain, max_results=1_000), options=options()) as nodes:
-        found = await nodes.read_logs(span, watched(world), None, every=False)
-    assert log_facts(found.logs) == truth(world, span)
+    async with connected(ExecutionServer(simulation.chain, max_results=1_000), options=options()) as nodes:
+        found = await nodes.read_logs(span, watched(simulation), None, every=False)
+    assert log_facts(found.logs) == truth(simulation, span)
     assert len(found.logs) >= 10_004
 
 
@@ -191,9 +195,9 @@ async def test_answers_larger_than_the_limit_are_read_piece_by_piece(full: Simul
         assert nodes.counters.node_faults == nodes.counters.unavailable == 0
 
 
-def watched_logs(world: Simulation) -> list[Any]:
+def watched_logs(simulation: Simulation) -> list[Any]:
     """A payment to a registered vault."""
-    return [log_of(Funding(world.registrations[0].address, 10**18))]
+    return [log_of(Funding(simulation.registrations[0].address, 10**18))]
 
 
 def test_a_budget_is_spent_and_comes_back_over_a_day() -> None:

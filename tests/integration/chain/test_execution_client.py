@@ -26,7 +26,7 @@ QUICK = ExecutionOptions(retry_wait_s=0.01)
 reading = partial(connected, options=QUICK)
 
 
-def world(blocks: int = 120, seed: int = 7) -> Simulation:
+def simulation(blocks: int = 120, seed: int = 7) -> Simulation:
     made = Simulation(seed)
     made.history(blocks)
     return made
@@ -148,7 +148,7 @@ async def test_the_only_node_of_another_network_is_refused_until_it_is_right() -
 
 
 async def test_the_creation_block_is_found_by_bisection() -> None:
-    made = world(60)
+    made = simulation(60)
     late = made.add_vault("acme", "acme-late")
     born = made.chain.head.number
     for _ in range(40):
@@ -161,7 +161,7 @@ async def test_the_creation_block_is_found_by_bisection() -> None:
 
 
 async def test_with_nothing_watched_no_logs_are_asked_for() -> None:
-    made = world(40)
+    made = simulation(40)
     server = ExecutionServer(made.chain)
     async with reading(server) as nodes:
         found = await nodes.read_logs(Span(1, 30), Watched(frozenset(), frozenset()), None)
@@ -175,7 +175,7 @@ async def test_with_nothing_watched_no_logs_are_asked_for() -> None:
 async def test_every_way_of_reading_gives_every_log(
     every: bool, block_timestamp: bool, max_range: int | None, max_results: int | None
 ) -> None:
-    made, span = world(), Span(1, 118)
+    made, span = simulation(), Span(1, 118)
     server = ExecutionServer(made.chain, block_timestamp=block_timestamp, max_range=max_range, max_results=max_results)
     options = ExecutionOptions(log_range_start=50, batch_size=20)
     async with reading(server, options=options) as nodes:
@@ -190,7 +190,7 @@ async def test_every_way_of_reading_gives_every_log(
 
 
 async def test_edges_read_far_fewer_headers() -> None:
-    made, span = world(), Span(1, 118)
+    made, span = simulation(), Span(1, 118)
     read_headers = []
     edges, whole = ExecutionOptions(headers="edges"), ExecutionOptions(headers="every")
     for options, every in ((edges, True), (whole, False), (edges, False)):
@@ -209,7 +209,7 @@ async def test_edges_read_far_fewer_headers() -> None:
 async def test_limits_are_learned_and_grown_out_of_in_every_providers_words(
     style: str, max_range: int | None, max_results: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, span = world(), Span(1, 118)
+    made, span = simulation(), Span(1, 118)
     server = ExecutionServer(made.chain, limit_style=style, max_range=max_range, max_results=max_results)
     async with reading(server) as nodes:
         assert log_facts((await nodes.read_logs(span, watched(made), None)).logs) == truth(made, span)
@@ -227,7 +227,7 @@ async def test_limits_are_learned_and_grown_out_of_in_every_providers_words(
 
 
 async def test_blocks_that_are_still_too_large_one_by_one_are_read_by_address_or_receipts() -> None:
-    made = world()
+    made = simulation()
     server = ExecutionServer(made.chain, max_results=1)
     async with reading(server) as nodes:
         found = await nodes.read_logs(Span(1, 118), watched(made), None)
@@ -255,7 +255,7 @@ async def test_full_blooms_cost_receipts_within_the_budget_but_never_stall() -> 
 
 
 async def test_a_lagging_node_is_not_believed_to_have_seen_silence() -> None:
-    made, span = world(), Span(1, 118)
+    made, span = simulation(), Span(1, 118)
     behind, right = ExecutionServer(made.chain, behind=20), ExecutionServer(made.chain)
     async with reading(behind, right) as nodes:
         assert log_facts((await nodes.read_logs(span, watched(made), None)).logs) == truth(made, span)

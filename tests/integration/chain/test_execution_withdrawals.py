@@ -114,7 +114,10 @@ def truth(chain: Chain, span: Span = SPAN) -> list[Any]:
             block.hash,
             block.header.parent_hash,
             block.timestamp_s,
-            [(one.index, one.validator_index, one.address, one.amount_gwei) for one in block.withdrawals],
+            [
+                (withdrawal.index, withdrawal.validator_index, withdrawal.address, withdrawal.amount_gwei)
+                for withdrawal in block.withdrawals
+            ],
         )
         for block in blocks
     ]
@@ -127,7 +130,10 @@ def plain(blocks: list[WithdrawalBlock]) -> list[Any]:
             block.hash,
             block.parent_hash,
             block.timestamp_s,
-            [(one.index, one.validator_index, one.address, one.amount_gwei) for one in block.withdrawals],
+            [
+                (withdrawal.index, withdrawal.validator_index, withdrawal.address, withdrawal.amount_gwei)
+                for withdrawal in block.withdrawals
+            ],
         )
         for block in blocks
     ]
@@ -154,7 +160,7 @@ async def test_every_block_is_read_with_its_withdrawals(batch_size: int, batches
         found = await nodes.read_withdrawals(SPAN, hash_of(chain, 2), last_index(chain, 2))
         assert plain(found) == truth(chain)
         assert sum(len(block.withdrawals) for block in found) > 150
-        assert {type(one.address) for block in found for one in block.withdrawals} == {bytes}
+        assert {type(withdrawal.address) for block in found for withdrawal in block.withdrawals} == {bytes}
         assert plain(await nodes.read_withdrawals(Span(0, 0), None, None)) == truth(chain, Span(0, 0))
         assert plain(await nodes.read_withdrawals(Span(1, 58), None, None)) == truth(chain, Span(1, 58))
         assert nodes.counters.node_faults == nodes.counters.unavailable == 0

@@ -42,8 +42,8 @@ async def woken(*heads: NewHeads) -> AsyncIterator[Wakeup]:
     """A wakeup that these sockets give."""
     wakeup = Wakeup()
     async with AsyncExitStack() as stack:
-        for one in heads:
-            await stack.enter_async_context(in_background(one.follow(wakeup.give)))
+        for head in heads:
+            await stack.enter_async_context(in_background(head.follow(wakeup.give)))
         yield wakeup
 
 
@@ -51,23 +51,23 @@ async def next_wakeup(wakeup: Wakeup) -> None:
     await asyncio.wait_for(wakeup.next().wait(), timeouts.WAIT_TIMEOUT_S)
 
 
-async def complete(database: Database, world: Simulation) -> None:
+async def complete(database: Database, simulation: Simulation) -> None:
     """Until the outbox has exactly what the chain's own record says."""
 
     async def is_complete() -> bool:
-        return await rows(database) == world.expected()
+        return await rows(database) == simulation.expected()
 
     await timeouts.until_true(is_complete)
 
 
 @asynccontextmanager
 async def followed(
-    database: Database, world: Simulation, node: ExecutionServer, wakeup: Wakeup, poll_s: float
+    database: Database, simulation: Simulation, node: ExecutionServer, wakeup: Wakeup, poll_s: float
 ) -> AsyncIterator[None]:
-    """The logs of a world, read live as the daemon does."""
-    await register(database, world)
+    """The logs of a simulation, read live as the daemon does."""
+    await register(database, simulation)
     async with reading(node) as source:
-        await open_at(database, world, 0)
+        await open_at(database, simulation, 0)
         outbox = Outbox(database)
         live = await outbox.live("logs")
         assert live is not None
@@ -87,19 +87,19 @@ async def announcing(*nodes: ExecutionServer) -> AsyncIterator[list[str]]:
 
 async def test_a_new_head_is_read_at_once_and_finality_is_looked_at_after_each(database: Database) -> None:
     """The heads are finalized ones, and polling alone would take an hour."""
-    world = Simulation(7)
-    world.history(20, 30)
-    node, teller = ExecutionServer(world.chain), ExecutionServer(world.chain)
+    simulation = Simulation(7)
+    simulation.history(20, 30)
+    node, teller = ExecutionServer(simulation.chain), ExecutionServer(simulation.chain)
     async with (
         announcing(teller) as (url,),
         woken(NewHeads(url)) as wakeup,
-        followed(database, world, node, wakeup, NEVER_S),
+        followed(database, simulation, node, wakeup, NEVER_S),
     ):
-        await complete(database, world)
+        await complete(database, simulation)
         await timeouts.until(lambda: teller.subscriptions == 1)
         for _ in range(5):
-            world.step()
-            await complete(database, world)
+            simulation.step()
+            await complete(database, simulation)
 
 
 async def test_a_hint_that_comes_while_a_stream_reads_is_not_missed() -> None:
@@ -121,7 +121,7 @@ async def floods(socket: web.WebSocketResponse) -> None:
     await answers_subscription(socket)
     while True:
         await socket.send_str("a head, believe me")
-        await asyncio.sleep(0.001)  # whoever is flooded is of the same loop, and has to come to read
+        await asyncio.sleep(0.001)  # the flooded reader runs in the same loop and needs a turn to read
 
 
 async def sends_too_much(socket: web.WebSocketResponse) -> None:
@@ -184,19 +184,19 @@ async def speaking(behave: Callable[[web.WebSocketResponse], Awaitable[None]]) -
 
 async def test_bad_sockets_cost_the_poll_interval_and_nothing_else(database: Database) -> None:
     """Beside a dead and a frozen one all is read by polling; a flooding one then hurries nobody."""
-    world = Simulation(8)
-    world.history(10, 10)
-    node, frozen, gone = (ExecutionServer(world.chain) for _ in range(3))
+    simulation = Simulation(8)
+    simulation.history(10, 10)
+    node, frozen, gone = (ExecutionServer(simulation.chain) for _ in range(3))
     loop = asyncio.get_running_loop()
     async with announcing(frozen, gone) as urls:
         await gone.stop()
         heads = [NewHeads(url, QUICK) for url in urls]
-        async with woken(*heads) as wakeup, followed(database, world, node, wakeup, poll_s=0.2):
+        async with woken(*heads) as wakeup, followed(database, simulation, node, wakeup, poll_s=0.2):
             await timeouts.until(lambda: frozen.subscriptions == 1)
             frozen.frozen = True
             for _ in range(5):
-                world.step()
-                await complete(database, world)
+                simulation.step()
+                await complete(database, simulation)
             async with speaking(floods) as flood, in_background(NewHeads(flood, QUICK).follow(wakeup.give)):
                 await next_wakeup(wakeup)
                 asked, began_s = node.exchanges, loop.time()
@@ -234,7 +234,7 @@ async def test_a_bad_socket_is_left_with_a_reason_and_tried_again(
 
 
 @pytest.mark.parametrize("fault", [Fault.HTML, Fault.HTTP_500, Fault.HTTP_429, Fault.HANG])
-async def test_a_server_that_opens_no_socket_is_told(fault: Fault) -> None:
+async def test_a_server_that_opens_no_socket_is_reported(fault: Fault) -> None:
     node = ExecutionServer(Chain(1))
     async with announcing(node) as (url,):
         node.faults.rates = {fault: 1.0}

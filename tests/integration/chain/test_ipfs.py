@@ -135,18 +135,18 @@ async def test_a_hostile_answer_sends_us_to_the_next_gateway_soon_and_without_fi
 
 
 @pytest.mark.parametrize("trouble", Trouble)
-async def test_the_reason_of_each_gateway_is_told_without_its_url(trouble: Trouble) -> None:
+async def test_the_reason_of_each_gateway_is_reported_without_its_url(trouble: Trouble) -> None:
     bad = [troubled(trouble), troubled(Trouble.MISSING)]
     async with (
         running(*bad) as urls,
         client([f"{url}?key=s3cr3t-k3y" for url in urls], limits=LIMITS.get(trouble, QUICK)) as ipfs,
     ):
-        with pytest.raises(SourceUnavailable) as told:
+        with pytest.raises(SourceUnavailable) as reported:
             await ipfs.fetch(CID, check_of(CID))
-    first, second = str(told.value).removeprefix("all 2 nodes: none could answer: ").split("; ")
+    first, second = str(reported.value).removeprefix("all 2 nodes: none could answer: ").split("; ")
     for line, reason in ((first, REASONS[trouble]), (second, REASONS[Trouble.MISSING])):
         assert re.fullmatch(rf"http://127\.0\.0\.1#[0-9a-f]{{8}}: {re.escape(reason)}", line)
-    assert told.value.__context__ is None  # aiohttp's own exceptions carry the URL
+    assert reported.value.__context__ is None  # aiohttp's own exceptions carry the URL
 
 
 async def test_the_control_of_the_memory_sees_a_body_that_is_read_without_the_cap() -> None:
@@ -204,12 +204,12 @@ async def test_all_attempts_together_have_a_deadline_too() -> None:
             await ipfs.fetch(CID, check_of(CID))
 
 
-async def test_every_report_of_a_world_arrives_and_passes_the_checks_of_the_core() -> None:
-    world = Simulation(3, report_every=3)
-    world.history(60)
+async def test_every_report_of_a_simulation_arrives_and_passes_the_checks_of_the_core() -> None:
+    simulation = Simulation(3, report_every=3)
+    simulation.history(60)
     read = 0
-    async with running(Gateway(world.report_files)) as urls, client(urls) as ipfs:
-        for placed in world.chain.logs(0, 60, [REPORT_TOPIC]):
+    async with running(Gateway(simulation.report_files)) as urls, client(urls) as ipfs:
+        for placed in simulation.chain.logs(0, 60, [REPORT_TOPIC]):
             one = placed.log
             log = Log(
                 Address(one.address),

@@ -26,15 +26,15 @@ PICTURES = (*FALSE_LOGS, Lie.FALSE_HEADER, Lie.FORGED_BLOCK, Lie.RENAMED, Lie.EA
 
 
 @pytest.fixture(scope="module")
-def world() -> Simulation:
+def simulation() -> Simulation:
     made = Simulation(51, events_per_block=1.5)
     made.history(BLOCKS)
     return made
 
 
-async def picture(world: Simulation, lie: Lie | None) -> Node:
-    """The node behind a server that tells a lie, or the truth."""
-    return ExecutionServer(world.chain).node if lie is None else LyingServer(world, lie).node
+async def picture(simulation: Simulation, lie: Lie | None) -> Node:
+    """The node behind a server that answers with a lie, or the truth."""
+    return ExecutionServer(simulation.chain).node if lie is None else LyingServer(simulation, lie).node
 
 
 def block_of(node: Node, number: int) -> Json:
@@ -52,8 +52,8 @@ def logs_of(node: Node, **query: Any) -> list[Json]:
 
 
 @pytest.mark.parametrize("lie", PICTURES)
-async def test_every_method_shows_the_same_picture(world: Simulation, lie: Lie) -> None:
-    node = await picture(world, lie)
+async def test_every_method_shows_the_same_picture(simulation: Simulation, lie: Lie) -> None:
+    node = await picture(simulation, lie)
     everything: list[Json] = []
     for number in range(BLOCKS):
         block = block_of(node, number)
@@ -70,11 +70,13 @@ async def test_every_method_shows_the_same_picture(world: Simulation, lie: Lie) 
         everything += from_receipts
     last = hex(BLOCKS - 1)
     assert logs_of(node, fromBlock="0x0", toBlock=last) == everything
-    addresses = ["0x" + address.hex() for address in sorted(watched_addresses(world))]
+    addresses = ["0x" + address.hex() for address in sorted(watched_addresses(simulation))]
     topics = ["0x" + topic.hex() for topic in TOPICS]
     chosen = [log for log in everything if log["address"] in addresses and log["topics"] and log["topics"][0] in topics]
     assert logs_of(node, fromBlock="0x0", toBlock=last, topics=[topics], address=addresses) == chosen
-    assert node.call("eth_getBlockByNumber", ["finalized", False]) == block_of(node, world.chain.finalized_number or 0)
+    assert node.call("eth_getBlockByNumber", ["finalized", False]) == block_of(
+        node, simulation.chain.finalized_number or 0
+    )
 
 
 CONTRADICTED = {
@@ -94,8 +96,8 @@ CONTRADICTED = {
 
 
 @pytest.mark.parametrize("lie", [None, *PICTURES])
-async def test_a_lie_is_contradicted_by_exactly_these_proofs(world: Simulation, lie: Lie | None) -> None:
-    node, truth = await picture(world, lie), await picture(world, None)
+async def test_a_lie_is_contradicted_by_exactly_these_proofs(simulation: Simulation, lie: Lie | None) -> None:
+    node, truth = await picture(simulation, lie), await picture(simulation, None)
     numbers = range(1, BLOCKS)
     blocks = [block_of(node, number) for number in numbers]
     receipts = [receipts_of(node, block) for block in blocks]
@@ -116,8 +118,8 @@ async def test_a_lie_is_contradicted_by_exactly_these_proofs(world: Simulation, 
     assert (receipts == true_receipts) is (lie is None)
 
 
-async def test_an_invented_log_is_in_the_true_bloom(world: Simulation) -> None:
-    node, truth = await picture(world, Lie.INVENT), await picture(world, None)
+async def test_an_invented_log_is_in_the_true_bloom(simulation: Simulation) -> None:
+    node, truth = await picture(simulation, Lie.INVENT), await picture(simulation, None)
     invented = 0
     for number in range(1, BLOCKS):
         block = block_of(node, number)
@@ -130,12 +132,12 @@ async def test_an_invented_log_is_in_the_true_bloom(world: Simulation) -> None:
     assert invented > 10
 
 
-async def test_nodes_that_are_stale_or_without_receipts(world: Simulation) -> None:
+async def test_nodes_that_are_stale_or_without_receipts(simulation: Simulation) -> None:
     stale, withheld, pruned = [
-        await picture(world, lie) for lie in (Lie.STALE, Lie.WITHHELD_RECEIPTS, Lie.PRUNED_RECEIPTS)
+        await picture(simulation, lie) for lie in (Lie.STALE, Lie.WITHHELD_RECEIPTS, Lie.PRUNED_RECEIPTS)
     ]
-    truth = await picture(world, None)
-    head = world.chain.head.number
+    truth = await picture(simulation, None)
+    head = simulation.chain.head.number
     assert stale.call("eth_blockNumber", []) == hex(head - STALE_BLOCKS)
     for number in (5, EARLY_FORK - 1, EARLY_FORK, head):
         block = block_of(truth, number)
@@ -161,13 +163,13 @@ async def test_a_branch_grows_with_the_chain_and_agrees_up_to_its_fork() -> None
         assert agreeing == [number <= common for number in range(node.head + 1)]
 
 
-def hex_hash(world: Simulation, number: int) -> str:
-    (block,) = world.chain.blocks(number, number)
+def hex_hash(simulation: Simulation, number: int) -> str:
+    (block,) = simulation.chain.blocks(number, number)
     return "0x" + block.hash.hex()
 
 
-async def test_a_lie_begins_at_its_block_and_ends_when_the_node_becomes_honest(world: Simulation) -> None:
-    server, truth = LyingServer(world, Lie.ALTER, since=50), ExecutionServer(world.chain)
+async def test_a_lie_begins_at_its_block_and_ends_when_the_node_becomes_honest(simulation: Simulation) -> None:
+    server, truth = LyingServer(simulation, Lie.ALTER, since=50), ExecutionServer(simulation.chain)
 
     def false_blocks() -> set[int]:
         numbers = (hex(number) for number in range(BLOCKS))

@@ -389,7 +389,7 @@ async def test_a_lasting_fault_is_not_asked_again() -> None:
     assert node.asked == 1
 
 
-def test_a_name_tells_keys_apart_and_shows_none() -> None:
+def test_a_name_distinguishes_keys_and_shows_none() -> None:
     names = {node_name(SECRET_URL), node_name(SECRET_URL.replace("s3cr3tKey", "another1"))}
     assert len(names) == 2
     for name in names:

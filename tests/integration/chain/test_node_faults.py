@@ -45,9 +45,9 @@ Meddle = Callable[[str, Any], Any]
 
 @pytest.fixture(scope="module")
 def made() -> Simulation:
-    world = Simulation(11)
-    world.history(60)
-    return world
+    simulation = Simulation(11)
+    simulation.history(60)
+    return simulation
 
 
 class Hostile:
@@ -55,12 +55,12 @@ class Hostile:
 
     def __init__(
         self,
-        world: Simulation,
+        simulation: Simulation,
         meddle: Meddle | None = None,
         answer: Callable[[list[Json]], Any] | None = None,
         whole: Callable[[bytes], web.StreamResponse | None] | None = None,
     ) -> None:
-        self.node = Node(world.chain)
+        self.node = Node(simulation.chain)
         self.exchanges = 0
         self.batches: list[int] = []
         self._meddle = meddle or (lambda _method, result: result)
@@ -126,7 +126,7 @@ def with_block(change: Callable[[Json], Json | None], number: int = MEDDLED) -> 
 
 
 def with_watched_log(change: Callable[[Json], Json]) -> Meddle:
-    """The first log of every answer that has any changed; those of the world's first block are of watched contracts."""
+    """Change the first log of every answer; those of the simulation's first block are of watched contracts."""
     return lambda method, result: [change(result[0]), *result[1:]] if method == "eth_getLogs" and result else result
 
 
@@ -563,8 +563,11 @@ async def test_a_node_that_is_gone_is_named_without_its_url(made: Simulation) ->
 
 async def test_a_nodes_own_words_do_not_show_the_key(made: Simulation) -> None:
     def answer(replies: list[Json]) -> list[Json]:
-        told = {"code": -32000, "message": f"error sending request for url (http://127.0.0.1/v2/{SECRET}): {SECRET}"}
-        return [{"id": reply["id"], "error": told} for reply in replies]
+        reported = {
+            "code": -32000,
+            "message": f"error sending request for url (http://127.0.0.1/v2/{SECRET}): {SECRET}",
+        }
+        return [{"id": reply["id"], "error": reported} for reply in replies]
 
     async with reading(Hostile(made, answer=answer)) as nodes:
         with pytest.raises(SourceUnavailable, match="error sending request") as caught:
@@ -587,7 +590,7 @@ async def test_the_creation_block_needs_old_state(made: Simulation) -> None:
         assert await nodes.creation_block(address) == 1
 
 
-async def test_a_limit_that_only_the_data_of_an_error_tells_is_learned(made: Simulation) -> None:
+async def test_a_limit_that_only_the_data_of_an_error_reports_is_learned(made: Simulation) -> None:
     class Terse(Hostile):
         def _reply(self, call: Json) -> Json:
             asked = call["params"][0]

@@ -33,16 +33,16 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def made() -> Simulation:
-    world = Simulation(7)
-    world.history(60)
-    return world
+    simulation = Simulation(7)
+    simulation.history(60)
+    return simulation
 
 
 class Limited(Moody):
     """Takes `per_s` requests in any second and refuses the others, which count for nothing."""
 
-    def __init__(self, world: Simulation, per_s: int) -> None:
-        super().__init__(world.chain)
+    def __init__(self, simulation: Simulation, per_s: int) -> None:
+        super().__init__(simulation.chain)
         self.refusals = 0
         self._per_s = per_s
         self._taken: deque[float] = deque()
@@ -120,12 +120,14 @@ async def test_who_would_wait_long_for_the_pace_of_one_node_asks_another(made: S
         assert second.exchanges >= 17 - took_s
 
 
-@pytest.mark.parametrize("told", ["seconds", "date", "body", "nothing"])
-async def test_a_refused_rate_holds_the_whole_node_and_others_are_asked_meanwhile(made: Simulation, told: str) -> None:
+@pytest.mark.parametrize("reported", ["seconds", "date", "body", "nothing"])
+async def test_a_refused_rate_holds_the_whole_node_and_others_are_asked_meanwhile(
+    made: Simulation, reported: str
+) -> None:
     first, second = Moody(made.chain), ExecutionServer(made.chain)
     over_at = datetime.now(UTC) + timedelta(seconds=4)
-    hint = {"seconds": "1", "date": format_datetime(over_at, usegmt=True)}.get(told)
-    rate = {"allowed_rps": 5} | ({"backoff_seconds": 2} if told == "body" else {})
+    hint = {"seconds": "1", "date": format_datetime(over_at, usegmt=True)}.get(reported)
+    rate = {"allowed_rps": 5} | ({"backoff_seconds": 2} if reported == "body" else {})
     refusal = {"code": -32005, "message": "project ID request rate exceeded", "data": {"rate": rate}}
     body = {"jsonrpc": "2.0", "id": 1, "error": refusal}  # as Infura says it
     headers = {} if hint is None else {"retry-after": hint}
@@ -143,8 +145,8 @@ async def test_a_refused_rate_holds_the_whole_node_and_others_are_asked_meanwhil
         (held, _) = chain.node_states()
         assert held.state == "open"
         assert held.problem is not None and held.problem.startswith("limits the rate of requests for")
-        assert told != "body" or held.problem.endswith("for 2 s")
-        clock.now_s += {"seconds": 1.0, "date": 4.0, "body": 2.0, "nothing": 0.5}[told]
+        assert reported != "body" or held.problem.endswith("for 2 s")
+        clock.now_s += {"seconds": 1.0, "date": 4.0, "body": 2.0, "nothing": 0.5}[reported]
         await chain.header(10)
         assert first.exchanges == refused + 1
         assert [memory.state for memory in chain.node_states()] == ["closed", "closed"]

@@ -26,16 +26,16 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture(scope="module")
 def made() -> Simulation:
-    world = Simulation(7)
-    world.history(60)
-    return world
+    simulation = Simulation(7)
+    simulation.history(60)
+    return simulation
 
 
 async def test_what_is_known_is_shown_and_forgotten_with_its_url(database: Database) -> None:
     one, two, beacon = "http://one#1", "http://two#2", "http://three#3"
     await nodes.save_node_state(database, "beacon", [known(beacon, "trial")])
     await nodes.save_node_state(database, "execution", [known(one, "open", logs=LogLimit(800, 801)), known(two)])
-    shown = {one.name: one for one in (await status.read(database)).nodes}
+    shown = {node.name: node for node in (await status.read(database)).nodes}
     assert {name: facts.state for name, facts in shown.items()} == {one: "open", two: "closed", beacon: "trial"}
     assert (shown[one].problem, shown[one].log_range) == ("cannot be reached", 800)
     assert (await gauges.read(database)).nodes == {
@@ -45,7 +45,7 @@ async def test_what_is_known_is_shown_and_forgotten_with_its_url(database: Datab
     }
     await nodes.save_limits(database, "execution", [known(one, logs=LogLimit(400))])
     (kept,) = [memory for memory in await nodes.load_node_states(database, "execution") if memory.name == one]
-    assert (kept.state, kept.logs) == ("open", LogLimit(400)), "whoever does not watch tells only what it has learned"
+    assert (kept.state, kept.logs) == ("open", LogLimit(400)), "without watching, only learned limits are saved"
     assert 5 <= kept.since_s < 5 + WAIT_TIMEOUT_S
     await nodes.save_node_state(database, "execution", [known(two)])
     assert {facts.name for facts in (await status.read(database)).nodes} == {two, beacon}
@@ -78,7 +78,7 @@ async def test_a_node_that_answers_but_falls_behind_is_left_and_returned_to(made
             await chain.head()
         clock.now_s += BEHIND_S
         assert (await chain.head()).number == whole(made).last
-        assert [one.state for one in chain.node_states()] == ["open", "closed"]
+        assert [state.state for state in chain.node_states()] == ["open", "closed"]
         assert "is behind" in (chain.node_states()[0].problem or "")
         first.node.behind = 0
         clock.now_s += 1

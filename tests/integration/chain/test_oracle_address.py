@@ -40,7 +40,7 @@ def settings(locator: Address) -> config.Settings:
     return config.given({"network": "devnet", "chain_id": 1, "contracts": contracts}, "test")
 
 
-async def test_a_locator_that_names_another_oracle_is_told(chain: evm.Chain) -> None:
+async def test_a_locator_that_names_another_oracle_is_reported(chain: evm.Chain) -> None:
     async with ExecutionChain([chain.url], head=HeadPolicy()) as node:
         answers(chain, LOCATOR, ORACLE)
         assert await locator_problem(settings(LOCATOR), node) is None
@@ -51,7 +51,7 @@ async def test_a_locator_that_names_another_oracle_is_told(chain: evm.Chain) -> 
         assert problem is not None and "not a LidoLocator" in problem
 
 
-async def test_calldata_that_would_revert_is_told_with_its_reason_and_nothing_more(chain: evm.Chain) -> None:
+async def test_calldata_that_would_revert_is_reported_with_its_reason_and_nothing_more(chain: evm.Chain) -> None:
     oracle = Address(chain.deploy("LazyOracle"))
     chain.finalize()
     log = ReportLog(1, 1, Hash32(b"\x01" * 32), "Qm", BlockNumber(chain.number()), 0, Hash32(bytes(32)), 0, oracle)
@@ -62,6 +62,6 @@ async def test_calldata_that_would_revert_is_told_with_its_reason_and_nothing_mo
     async with ExecutionChain([chain.url], head=HeadPolicy()) as node:
         with capture_logs() as logs:
             await _simulate(node, stored, seen)
-    (told,) = [one for one in logs if one["event"] == "calldata_reverts"]
-    assert told["vault"] == checksum(NOBODY)
-    assert told["reason"].startswith("InvalidProof")
+    (reported,) = [one for one in logs if one["event"] == "calldata_reverts"]
+    assert reported["vault"] == checksum(NOBODY)
+    assert reported["reason"].startswith("InvalidProof")

@@ -36,9 +36,9 @@ Meddle = Callable[[str, Any], Any]
 
 @pytest.fixture(scope="module")
 def made() -> Simulation:
-    world = Simulation(11, report_every=12)
-    world.history(60)
-    return world
+    simulation = Simulation(11, report_every=12)
+    simulation.history(60)
+    return simulation
 
 
 class Meddled(Node):
@@ -53,12 +53,12 @@ class Meddled(Node):
 
 
 async def derive(
-    world: Simulation, meddle: Meddle | None = None, span: Span = SPAN
+    simulation: Simulation, meddle: Meddle | None = None, span: Span = SPAN
 ) -> tuple[ProvenRange, ExecutionServer]:
-    server = ExecutionServer(world.chain)
+    server = ExecutionServer(simulation.chain)
     if meddle is not None:
-        server.node = Meddled(world.chain, meddle)
-    oracle = Address(world.lazy_oracle)
+        server.node = Meddled(simulation.chain, meddle)
+    oracle = Address(simulation.lazy_oracle)
     try:
         async with ExecutionChain([await server.start()], head=HeadPolicy(), options=QUICK) as chain:
             return await chain.prove_range(span, None, {oracle}), server

@@ -158,7 +158,7 @@ def test_the_pause_that_an_answer_asks_for_in_its_own_words(answer: bytes, pause
     assert backoff_s(answer) == pause_s
 
 
-def test_a_limit_on_blocks_is_told_from_one_on_what_is_in_them() -> None:
+def test_a_limit_on_blocks_is_distinguished_from_one_on_what_is_in_them() -> None:
     assert {words for words in OF_BLOCKS | OF_RESULTS if limits_blocks(words)} == OF_BLOCKS
     known = {words for _, words, _ in SIZE_WORDS}
     assert known >= OF_BLOCKS | OF_RESULTS

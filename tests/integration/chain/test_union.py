@@ -62,32 +62,34 @@ class Flooding(Node):
         return sorted([*found, *invented], key=lambda placed: placed.block.number)
 
 
-def hiding(world: Simulation, hidden: set[int]) -> ExecutionServer:
-    server = ExecutionServer(world.chain)
-    server.node = Hiding(world.chain, hidden)
+def hiding(simulation: Simulation, hidden: set[int]) -> ExecutionServer:
+    server = ExecutionServer(simulation.chain)
+    server.node = Hiding(simulation.chain, hidden)
     return server
 
 
-def flooding(world: Simulation, *hidden: int) -> ExecutionServer:
-    server = ExecutionServer(world.chain)
-    node = server.node = Flooding(world.chain)
-    node.vault, node.hidden = world.registrations[0].address, frozenset(hidden)
+def flooding(simulation: Simulation, *hidden: int) -> ExecutionServer:
+    server = ExecutionServer(simulation.chain)
+    node = server.node = Flooding(simulation.chain)
+    node.vault, node.hidden = simulation.registrations[0].address, frozenset(hidden)
     return server
 
 
 @pytest.fixture(scope="module")
 def made() -> Simulation:
-    world = Simulation(9, events_per_block=0.5)
-    world.history(100)
-    return world
+    simulation = Simulation(9, events_per_block=0.5)
+    simulation.history(100)
+    return simulation
 
 
-def with_logs(world: Simulation) -> list[int]:
-    return sorted({placed.block.number for placed in world.chain.logs(SPAN.first, SPAN.last, TOPICS)})
+def with_logs(simulation: Simulation) -> list[int]:
+    return sorted({placed.block.number for placed in simulation.chain.logs(SPAN.first, SPAN.last, TOPICS)})
 
 
-async def read(chain: ExecutionChain, world: Simulation, *, every: bool = False, live: bool = False) -> list[LogFact]:
-    return log_facts((await chain.read_logs(SPAN, watched(world), None, every=every, live=live)).logs)
+async def read(
+    chain: ExecutionChain, simulation: Simulation, *, every: bool = False, live: bool = False
+) -> list[LogFact]:
+    return log_facts((await chain.read_logs(SPAN, watched(simulation), None, every=every, live=live)).logs)
 
 
 @both_ways

@@ -230,11 +230,11 @@ async def test_a_wrong_clock_is_measured(
 
     receiver.answer = answer
     sentence = (await customer.call("GET", "/v1/account", "--json")).error
-    told = [
+    reported = [
         f"{code}: set your clock (this machine's clock {hint.format(abs(server_ahead_s) + off)} of the answer)"
         for off in (-2, -1, 0, 1, 2)
     ]
-    assert sentence in told
+    assert sentence in reported
 
 
 async def test_no_other_problem_speaks_of_the_clock(customer: Customer, receiver: Receiver) -> None:
@@ -286,6 +286,7 @@ async def test_a_terminal_gets_indented_json(customer: Customer, receiver: Recei
 
 
 async def test_tls_is_verified(tmp_path: Path, customer: Customer) -> None:
+    customer = Customer(customer.shell.freshly())  # SSL_CERT_FILE is read when aiohttp is imported
     ca_path, tls = issue(tmp_path)
     secure = Receiver()
     runner = await secure.serve(tls)

@@ -1,4 +1,4 @@
-"""What `replay --estimate` tells is near what the replay then asks."""
+"""What `replay --estimate` reports is near what the replay then asks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def world() -> Simulation:
+def simulation() -> Simulation:
     made = Simulation(7)
     made.history(1_200, 600)
     return made
@@ -28,21 +28,21 @@ def world() -> Simulation:
 
 @pytest.mark.parametrize(("step", "headers"), [(50, "edges"), (400, "edges"), (400, "every")])
 async def test_an_estimate_is_near_what_the_replay_asks_and_writes_nothing(
-    database: Database, world: Simulation, step: int, headers: Literal["edges", "every"]
+    database: Database, simulation: Simulation, step: int, headers: Literal["edges", "every"]
 ) -> None:
-    outbox, node = Outbox(database), ExecutionServer(world.chain)
-    await register(database, world)
+    outbox, node = Outbox(database), ExecutionServer(simulation.chain)
+    await register(database, simulation)
     async with reading(node, options=ExecutionOptions(batch_size=20, headers=headers)) as source:
         stream = logs_stream(source._chain, Steps(step, step, 1))
-        await open_at(database, world, 1_190)
+        await open_at(database, simulation, 1_190)
         before = node.exchanges, sum(node.calls.values())
-        told = await estimate(stream, source._chain, outbox, Span(1, 1_150))
+        reported = await estimate(stream, source._chain, outbox, Span(1, 1_150))
         assert await rows(database) == {}
         asked = node.exchanges - before[0], sum(node.calls.values()) - before[1]
-        assert max(asked) <= 4 * max(told.requests, told.calls) / 3, "the samples are small"
+        assert max(asked) <= 4 * max(reported.requests, reported.calls) / 3, "the samples are small"
         before = node.exchanges, sum(node.calls.values())
         await drive(source, outbox, await outbox.begin_replay("logs", Span(1, 1_150)), step)
         requests, calls = node.exchanges - before[0], sum(node.calls.values()) - before[1]
     heads = 1_150 // step + 1
-    assert 0.5 * requests < told.requests + heads < 2 * requests
-    assert 0.6 * calls < told.calls + heads < 1.6 * calls
+    assert 0.5 * requests < reported.requests + heads < 2 * requests
+    assert 0.6 * calls < reported.calls + heads < 1.6 * calls

@@ -80,7 +80,7 @@ def test_in_a_pipe_it_is_a_line_every_few_seconds(monkeypatch: pytest.MonkeyPatc
     assert second_line["left_s"] == 40
 
 
-def test_neither_the_end_nor_a_live_cursor_is_told(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_neither_the_end_nor_a_live_cursor_is_reported(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     stream = Stream(terminal=False)
     monkeypatch.setattr(sys, "stderr", stream)
     configure_logging("info", "json")

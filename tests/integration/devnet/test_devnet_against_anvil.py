@@ -1,4 +1,4 @@
-"""The devnet speaks like a real node: one story on both, the same questions, answers of the same shape.
+"""The devnet speaks like a real node: one scenario on both, the same questions, answers of the same shape.
 
 Values differ (hashes, gas); keys and forms must not, so that the devnet is not its own oracle.
 """
@@ -29,11 +29,11 @@ from vaultevents.devnet.header import bloom_of
 pytestmark = [pytest.mark.integration, pytest.mark.anvil]
 
 DEPLOYED, REQUESTED, FUNDED, CLAIMED, EMPTY = 1, 3, 4, 5, 6
-"""Blocks of the story, the same on both chains."""
+"""Blocks of the scenario, the same on both chains."""
 
 MISSING = "0x" + "99" * 32
 
-# Keys that anvil adds, which the devnet leaves out as other clients do -> a key that tells the object they stand in.
+# Keys that anvil adds and other clients do not -> a key that identifies the object in which they stand.
 ANVILS_OWN = {
     "totalDifficulty": "parentHash",  # left the execution API after the merge
     "blobGasPrice": "effectiveGasPrice",  # elsewhere only in receipts of blob transactions
@@ -46,8 +46,8 @@ _WIDTHS = (8, 20, 32, 256)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A node to which the story was told; `hashes` are those of the transactions, by block."""
+class ScriptedNode:
+    """A node with the chain of the scenario; `hashes` are those of the transactions, by block."""
 
     node: evm.Chain
     hashes: dict[int, str]
@@ -85,16 +85,16 @@ def differences(real: Any, ours: Any, path: str = "") -> list[str]:
     return [] if forms(real) & forms(ours) else [f"{path}: {real} is not like {ours}"]
 
 
-def tell_anvil(node: evm.Chain) -> Told:
+def script_anvil(node: evm.Chain) -> ScriptedNode:
     vault, queue, owner = node.deploy("StakingVault"), node.deploy("WithdrawalQueue"), node.accounts[1]
     request_id = node.request_withdrawal(queue, owner, 7)
     node.fund(vault, 5)
     node.claim(queue, owner, node.accounts[2], request_id)
     node.mine()
-    return Told(node, {number: node.block(number)["transactions"][0] for number in range(DEPLOYED, EMPTY)})
+    return ScriptedNode(node, {number: node.block(number)["transactions"][0] for number in range(DEPLOYED, EMPTY)})
 
 
-def told_devnet() -> tuple[devnet.Chain, dict[int, str]]:
+def scripted_devnet() -> tuple[devnet.Chain, dict[int, str]]:
     chain = devnet.Chain(seed=1, chain_id=31337)
     chain.safe, chain.finalized = devnet.Lag(evm.SLOTS_IN_AN_EPOCH), devnet.Lag(evm.FINALIZED_DEPTH)
     vault, queue, owner = b"\x11" * 20, b"\x22" * 20, b"\x33" * 20
@@ -115,23 +115,23 @@ def told_devnet() -> tuple[devnet.Chain, dict[int, str]]:
 
 
 @asynccontextmanager
-async def both(directory: Path) -> AsyncIterator[tuple[Told, Told]]:
-    """anvil and the devnet after the same story."""
-    chain, hashes = told_devnet()
+async def both(directory: Path) -> AsyncIterator[tuple[ScriptedNode, ScriptedNode]]:
+    """anvil and the devnet after the same scenario."""
+    chain, hashes = scripted_devnet()
     server = ExecutionServer(chain)
     port = urlsplit(await server.start()).port
     assert port is not None
     try:
         with evm.running(directory) as node:
-            yield tell_anvil(node), Told(evm.Chain(port, ()), hashes)
+            yield script_anvil(node), ScriptedNode(evm.Chain(port, ()), hashes)
     finally:
         await server.stop()
 
 
-async def answer(told: Told, method: str, *params: Any) -> Any:
+async def answer(scripted: ScriptedNode, method: str, *params: Any) -> Any:
     """The result of a call, or the error's code."""
     try:
-        return await asyncio.to_thread(told.node.rpc, method, *params)
+        return await asyncio.to_thread(scripted.node.rpc, method, *params)
     except evm.RpcError as refusal:
         return {"refused": refusal.error["code"]}
 
@@ -171,7 +171,7 @@ async def test_the_same_questions_get_answers_of_the_same_shape(tmp_path: Path) 
     found: list[str] = []
     async with both(tmp_path) as nodes:
         for name, question in QUESTIONS.items():
-            answers = [await answer(told, *question) for told in nodes]
+            answers = [await answer(scripted, *question) for scripted in nodes]
             found += [f"{name}: {difference}" for difference in differences(*answers)]
     assert found == []
 
@@ -179,35 +179,35 @@ async def test_the_same_questions_get_answers_of_the_same_shape(tmp_path: Path) 
 @pytest.mark.parametrize("block", [DEPLOYED, REQUESTED, FUNDED, CLAIMED])
 async def test_receipts_have_the_same_shape(tmp_path: Path, block: int) -> None:
     async with both(tmp_path) as nodes:
-        receipts = [await answer(told, "eth_getTransactionReceipt", told.hashes[block]) for told in nodes]
+        receipts = [await answer(scripted, "eth_getTransactionReceipt", scripted.hashes[block]) for scripted in nodes]
     assert [receipt["blockNumber"] for receipt in receipts] == [hex(block)] * 2
     assert differences(*receipts) == []
 
 
 async def test_a_block_asked_by_hash_is_the_block_asked_by_number(tmp_path: Path) -> None:
     async with both(tmp_path) as nodes:
-        for told in nodes:
-            by_number = await answer(told, "eth_getBlockByNumber", hex(FUNDED), False)
-            assert await answer(told, "eth_getBlockByHash", by_number["hash"], False) == by_number
+        for scripted in nodes:
+            by_number = await answer(scripted, "eth_getBlockByNumber", hex(FUNDED), False)
+            assert await answer(scripted, "eth_getBlockByHash", by_number["hash"], False) == by_number
 
 
 @pytest.mark.parametrize("block", [DEPLOYED, REQUESTED, FUNDED, CLAIMED, EMPTY])
 async def test_both_commit_to_their_transactions_and_receipts_by_the_same_rule(tmp_path: Path, block: int) -> None:
     async with both(tmp_path) as nodes:
-        for told in nodes:
-            shown = await answer(told, "eth_getBlockByNumber", hex(block), True)
+        for scripted in nodes:
+            shown = await answer(scripted, "eth_getBlockByNumber", hex(block), True)
             assert transactions_root(shown) == shown["transactionsRoot"]
-            assert root_of(await answer(told, "eth_getBlockReceipts", shown["hash"])) == shown["receiptsRoot"]
+            assert root_of(await answer(scripted, "eth_getBlockReceipts", shown["hash"])) == shown["receiptsRoot"]
 
 
 async def test_both_hash_their_headers_by_the_same_rule(tmp_path: Path) -> None:
-    fields = list(told_devnet()[0].head.header.fields())
+    fields = list(scripted_devnet()[0].head.header.fields())
     async with both(tmp_path) as nodes:
-        for told in nodes:
+        for scripted in nodes:
             for number in range(EMPTY + 1):
-                block = await answer(told, "eth_getBlockByNumber", hex(number), False)
+                block = await answer(scripted, "eth_getBlockByNumber", hex(number), False)
                 items = [rlp_item(name, block[name]) for name in fields]
-                assert "0x" + keccak(rlp.encode(items)).hex() == block["hash"], (told.node.url, number)
+                assert "0x" + keccak(rlp.encode(items)).hex() == block["hash"], (scripted.node.url, number)
 
 
 NUMBERS = {

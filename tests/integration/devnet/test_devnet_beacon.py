@@ -10,7 +10,7 @@ import pytest
 import rlp
 from eth_hash.auto import keccak
 
-from beacon_fixtures import blocks_of, world_of
+from beacon_fixtures import blocks_of, simulation_of
 from vaultevents.devnet.beacon import Beacon
 from vaultevents.devnet.blocks import Payout, Withdrawal, withdrawals_root
 from vaultevents.devnet.chain import Chain, Lag
@@ -53,16 +53,16 @@ def test_a_trie_with_short_nodes_and_with_more_than_a_byte_of_positions_has_the_
 
 
 def test_headers_commit_to_withdrawals_and_the_index_has_no_gap() -> None:
-    world = world_of()
-    blocks = blocks_of(world)
+    simulation = simulation_of()
+    blocks = blocks_of(simulation)
     for parent, block in pairwise(blocks):
         header = block.header
         assert header.withdrawals_root == withdrawals_root(block.withdrawals)
         assert (header.hash(), header.parent_hash) == (block.hash, parent.hash)
-    indices = [one.index for block in blocks for one in block.withdrawals]
+    indices = [withdrawal.index for block in blocks for withdrawal in block.withdrawals]
     assert indices == list(range(len(indices)))
     assert len(indices) > 150
-    assert world.chain.head.next_withdrawal == len(indices)
+    assert simulation.chain.head.next_withdrawal == len(indices)
 
 
 def test_the_json_of_a_block_has_its_withdrawals_as_quantities() -> None:
@@ -83,25 +83,25 @@ def test_after_a_reorg_the_index_goes_on_from_the_blocks_that_are_left() -> None
         chain.mine(payouts=[Payout(number, VAULT, 1)] * number)
     assert chain.head.next_withdrawal == 6
     chain.reorg(2, [[]])
-    assert [one.index for one in chain.mine(payouts=[Payout(9, VAULT, 1)]).withdrawals] == [1]
+    assert [withdrawal.index for withdrawal in chain.mine(payouts=[Payout(9, VAULT, 1)]).withdrawals] == [1]
 
 
-def test_a_world_without_validators_has_the_same_chain_as_before_and_no_withdrawals() -> None:
-    world = Simulation(21)
-    world.history(40, events=80)
-    assert world.chain.head.hash.hex() == "3855fb26d9a739130c1e592fdaf6657b554081ab9795e29ee030f69de22fb95b"
-    assert all(block.withdrawals == () for block in blocks_of(world))
-    assert world.beacon.registry.validators == []
-    assert {key[1].split("_")[0] for key in world.expected()} == {"funding", "withdrawal"}
+def test_a_simulation_without_validators_has_the_same_chain_as_before_and_no_withdrawals() -> None:
+    simulation = Simulation(21)
+    simulation.history(40, events=80)
+    assert simulation.chain.head.hash.hex() == "3855fb26d9a739130c1e592fdaf6657b554081ab9795e29ee030f69de22fb95b"
+    assert all(block.withdrawals == () for block in blocks_of(simulation))
+    assert simulation.beacon.registry.validators == []
+    assert {key[1].split("_")[0] for key in simulation.expected()} == {"funding", "withdrawal"}
 
 
 def test_validators_change_nothing_for_contracts() -> None:
     contracts = ("funding_received", "withdrawal_claimed")
 
     def payloads(validators: int) -> list[str]:
-        world = Simulation(4, validators=validators)
-        world.history(60, events=60)
-        return [event_id for _, event_id in world.expected(event_types=contracts)]
+        simulation = Simulation(4, validators=validators)
+        simulation.history(60, events=60)
+        return [event_id for _, event_id in simulation.expected(event_types=contracts)]
 
     assert payloads(0) == payloads(40)
     assert len(payloads(0)) > 50
@@ -143,7 +143,7 @@ def test_credentials_change_only_in_the_ways_of_the_protocol() -> None:
         registry.change_credentials(0, 60, paying(2, OTHER))
     registry.change_credentials(0, 60, paying(2, VAULT))
     seen = [registry.record(0, slot) for slot in (49, 50, 59, 60)]
-    assert [one and one.credentials[0] for one in seen] == [0, 1, 1, 2]
+    assert [item and item.credentials[0] for item in seen] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -179,11 +179,11 @@ def test_a_state_shows_what_was_decided_by_then_and_nothing_that_came_later() ->
     assert [epochs(0, slot) for slot in (32, 33)] == [(0, far, far, False), (0, 10, 74, True)]
 
 
-def test_up_to_four_epochs_after_any_final_block_every_decision_of_the_world_is_in_its_state() -> None:
-    world = world_of(3)
-    beacon = world.beacon
+def test_up_to_four_epochs_after_any_final_block_every_decision_of_the_simulation_is_in_its_state() -> None:
+    simulation = simulation_of(3)
+    beacon = simulation.beacon
     hidden = 0
-    for block in blocks_of(world):
+    for block in blocks_of(simulation):
         state = beacon.finality(block.number).block
         epochs = beacon.epoch_of(state.slot)
         for validator in beacon.registry.validators:
@@ -198,28 +198,28 @@ def test_up_to_four_epochs_after_any_final_block_every_decision_of_the_world_is_
     assert hidden > 1000
 
 
-# The world
+# The simulation
 
 
-def kinds_of_withdrawals(world: Simulation) -> set[str]:
-    own = {one.address for one in world.registrations}
+def kinds_of_withdrawals(simulation: Simulation) -> set[str]:
+    own = {registration.address for registration in simulation.registrations}
     of_blocks: Counter[tuple[int, int]] = Counter()
     of_epochs: dict[tuple[int, int], set[int]] = defaultdict(set)
     kinds: set[str] = set()
-    for block in blocks_of(world):
-        epoch, place = divmod(block.slot, world.beacon.slots_per_epoch)
+    for block in blocks_of(simulation):
+        epoch, place = divmod(block.slot, simulation.beacon.slots_per_epoch)
         kinds |= set() if block.withdrawals else {"an empty list"}
-        for one in block.withdrawals:
-            if one.address not in own:
+        for withdrawal in block.withdrawals:
+            if withdrawal.address not in own:
                 kinds.add("foreign")
-            elif one.validator_index >= 2**40:
+            elif withdrawal.validator_index >= 2**40:
                 kinds.add("of a builder")
             else:
-                of_blocks[one.validator_index, block.number] += 1
-                of_epochs[one.validator_index, epoch].add(block.number)
-                kinds.add("full" if one.amount_gwei >= 31 * 10**9 else "partial")
+                of_blocks[withdrawal.validator_index, block.number] += 1
+                of_epochs[withdrawal.validator_index, epoch].add(block.number)
+                kinds.add("full" if withdrawal.amount_gwei >= 31 * 10**9 else "partial")
                 kinds |= {0: {"in the first slot"}, 7: {"in the last slot"}}.get(place, set())
-                kinds |= {"one gwei"} if one.amount_gwei == 1 else set()
+                kinds |= {"one gwei"} if withdrawal.amount_gwei == 1 else set()
     kinds |= {"several in a block"} if max(of_blocks.values()) > 1 else set()
     kinds |= {"in several blocks of an epoch"} if any(len(numbers) > 1 for numbers in of_epochs.values()) else set()
     if any((index, epoch + 1) in of_epochs for index, epoch in of_epochs):
@@ -228,18 +228,20 @@ def kinds_of_withdrawals(world: Simulation) -> set[str]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_world_contains_every_awkward_withdrawal(seed: int) -> None:
-    assert kinds_of_withdrawals(world_of(seed)) == {
+def test_every_simulation_contains_every_awkward_withdrawal(seed: int) -> None:
+    assert kinds_of_withdrawals(simulation_of(seed)) == {
         "an empty list", "foreign", "of a builder", "full", "partial", "in the first slot", "in the last slot",
         "one gwei", "several in a block", "in several blocks of an epoch", "in one epoch and the next",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_every_world_contains_every_awkward_validator(seed: int) -> None:
-    world = world_of(seed)
-    beacon, vaults = world.beacon, {one.address for one in world.registrations}
-    own = [one for one in beacon.registry.validators if paid_address(one.credentials[-1][1]) in vaults]
+def test_every_simulation_contains_every_awkward_validator(seed: int) -> None:
+    simulation = simulation_of(seed)
+    beacon, vaults = simulation.beacon, {registration.address for registration in simulation.registrations}
+    own = [
+        validator for validator in beacon.registry.validators if paid_address(validator.credentials[-1][1]) in vaults
+    ]
     moved = [one for one in own if one.credentials[0][1][0] == 0]
     assert len(moved) == 2
     assert any(one.activation and 0 < one.activation.epoch < one.credentials[1][0] // 8 for one in moved)
@@ -248,33 +250,42 @@ def test_every_world_contains_every_awkward_validator(seed: int) -> None:
     assert any(one.exit and not one.slashed for one in own)
     assert any(one.appended_slot > 0 and one.activation for one in own)
     assert any(one.activation is None for one in own)
-    ends = {one.index: world.chain.last_block_at(one.drained_slot) for one in own if one.drained_slot}
-    paid = [one for index, block in ends.items() for one in block.withdrawals if one.validator_index == index]
+    ends = {one.index: simulation.chain.last_block_at(one.drained_slot) for one in own if one.drained_slot}
+    paid = [
+        withdrawal
+        for index, block in ends.items()
+        for withdrawal in block.withdrawals
+        if withdrawal.validator_index == index
+    ]
     assert any(one.amount_gwei == 1_000_000 for one in paid)  # what exceeded a consolidation
     assert any(one.amount_gwei >= 32 * 10**9 for one in paid)
-    assert {one.credentials[0][1][0] for one in beacon.registry.validators} == {0, 1, 2, 0xB0}
-    lookalikes = [one for one in beacon.registry.validators if one.credentials[0][1][12:] in vaults and one not in own]
+    assert {validator.credentials[0][1][0] for validator in beacon.registry.validators} == {0, 1, 2, 0xB0}
+    lookalikes = [
+        validator
+        for validator in beacon.registry.validators
+        if validator.credentials[0][1][12:] in vaults and validator not in own
+    ]
     assert len(lookalikes) == 3
 
 
 def test_slots_are_missed_at_a_boundary_and_for_a_whole_epoch() -> None:
-    world = world_of(missed_slot_share=0.0)
-    beacon = world.beacon
-    slots = {block.slot for block in blocks_of(world)}
+    simulation = simulation_of(missed_slot_share=0.0)
+    beacon = simulation.beacon
+    slots = {block.slot for block in blocks_of(simulation)}
     assert {3, 19} == {epoch for epoch in range(25) if not slots & set(range(8 * epoch, 8 * epoch + 8))}
     assert beacon.first_slot(5) not in slots
     assert {beacon.first_slot(5) - 1, beacon.first_slot(5) + 1} <= slots
-    for block in blocks_of(world):
-        assert block.slot * world.chain.seconds_per_slot == block.timestamp_s - beacon.genesis.timestamp_s
+    for block in blocks_of(simulation):
+        assert block.slot * simulation.chain.seconds_per_slot == block.timestamp_s - beacon.genesis.timestamp_s
 
 
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_the_history_has_every_event_and_so_have_the_next_twelve_blocks(seed: int) -> None:
-    world = world_of(seed)
-    past = world.expected()
+    simulation = simulation_of(seed)
+    past = simulation.expected()
     for _ in range(12):
-        world.step()
-    live = world.expected().keys() - past.keys()
+        simulation.step()
+    live = simulation.expected().keys() - past.keys()
 
     def count(keys: Any, *event_types: str) -> int:
         return sum(event_id.startswith(event_types) for _, event_id in keys)
@@ -287,28 +298,28 @@ def test_the_history_has_every_event_and_so_have_the_next_twelve_blocks(seed: in
 
 
 def test_the_seed_decides_everything() -> None:
-    def told(seed: int) -> tuple[bytes, Any]:
-        world = world_of(seed, blocks=60)
-        return world.chain.head.hash, world.expected()
+    def reported(seed: int) -> tuple[bytes, Any]:
+        simulation = simulation_of(seed, blocks=60)
+        return simulation.chain.head.hash, simulation.expected()
 
-    assert told(5) == told(5)
-    assert told(5)[0] != told(6)[0]
+    assert reported(5) == reported(5)
+    assert reported(5)[0] != reported(6)[0]
 
 
 @pytest.mark.parametrize("settings", [{"validators": 10}, {"validators": 20, "withdrawals_per_block": 17}])
-def test_a_world_that_cannot_be_is_refused(settings: dict[str, int]) -> None:
+def test_a_simulation_that_cannot_be_is_refused(settings: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"validators|withdrawals"):
         Simulation(1, **settings)  # type: ignore[arg-type]
 
 
 def test_a_day_of_mainnet_with_a_thousand_watched_validators() -> None:
-    world = Simulation(1, validators=5000, slots_per_epoch=32, withdrawals_per_block=16)
-    world.history(7200)
-    events = world.expected()
-    vaults = {one.address for one in world.registrations}
-    paying_vaults = [v for v in world.beacon.registry.validators if paid_address(v.credentials[-1][1]) in vaults]
+    simulation = Simulation(1, validators=5000, slots_per_epoch=32, withdrawals_per_block=16)
+    simulation.history(7200)
+    events = simulation.expected()
+    vaults = {registration.address for registration in simulation.registrations}
+    paying_vaults = [v for v in simulation.beacon.registry.validators if paid_address(v.credentials[-1][1]) in vaults]
     assert len(paying_vaults) >= 1000
-    assert world.chain.head.next_withdrawal > 20_000
+    assert simulation.chain.head.next_withdrawal > 20_000
     assert sum(event_id.startswith("validator_withdrawal_completed_") for _, event_id in events) > 5000
 
 

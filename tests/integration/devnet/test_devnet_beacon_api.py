@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from beacon_fixtures import blocks_of, world_of
+from beacon_fixtures import blocks_of, simulation_of
 from vaultevents.devnet.beacon import beacon_root
 from vaultevents.devnet.beaconapi import BeaconServer
 from vaultevents.devnet.chain import Absent, At, Lag
@@ -49,8 +49,8 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(world: Simulation, **settings: Any) -> AsyncIterator[Client]:
-    server = BeaconServer(world.beacon, **settings)
+async def serving(simulation: Simulation, **settings: Any) -> AsyncIterator[Client]:
+    server = BeaconServer(simulation.beacon, **settings)
     url = await server.start()
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session:
@@ -65,13 +65,13 @@ HEADER = "/eth/v1/beacon/headers/finalized"
 
 
 async def test_identity_and_time() -> None:
-    world = world_of(blocks=60)
-    async with serving(world, slot_fields=("SLOT_DURATION_MS",)) as node:
-        assert (await node.data("/eth/v1/node/syncing"))["head_slot"] == str(world.chain.head.slot)
+    simulation = simulation_of(blocks=60)
+    async with serving(simulation, slot_fields=("SLOT_DURATION_MS",)) as node:
+        assert (await node.data("/eth/v1/node/syncing"))["head_slot"] == str(simulation.chain.head.slot)
         assert "devnet" in (await node.data("/eth/v1/node/version"))["version"]
         genesis = await node.data("/eth/v1/beacon/genesis")
-        assert genesis["genesis_time"] == str(world.beacon.genesis.timestamp_s)
-        assert genesis["genesis_validators_root"] == "0x" + world.beacon.genesis_validators_root.hex()
+        assert genesis["genesis_time"] == str(simulation.beacon.genesis.timestamp_s)
+        assert genesis["genesis_validators_root"] == "0x" + simulation.beacon.genesis_validators_root.hex()
         spec = await node.data("/eth/v1/config/spec")
         assert (spec["SLOT_DURATION_MS"], spec["SLOTS_PER_EPOCH"]) == ("12000", "8")
         assert "SECONDS_PER_SLOT" not in spec
@@ -82,9 +82,9 @@ async def test_identity_and_time() -> None:
 
 
 async def test_headers_link_and_a_missed_slot_has_none() -> None:
-    world = world_of(blocks=60)
-    slots = [block.slot for block in blocks_of(world)]
-    async with serving(world) as node:
+    simulation = simulation_of(blocks=60)
+    slots = [block.slot for block in blocks_of(simulation)]
+    async with serving(simulation) as node:
         parent = "0x" + "00" * 32
         for slot in slots:
             header = await node.data(f"/eth/v1/beacon/headers/{slot}")
@@ -104,9 +104,9 @@ async def test_headers_link_and_a_missed_slot_has_none() -> None:
 
 
 async def test_checkpoints_and_the_finalized_header_follow_the_chain() -> None:
-    world = world_of(blocks=60)
-    chain, beacon = world.chain, world.beacon
-    async with serving(world) as node:
+    simulation = simulation_of(blocks=60)
+    chain, beacon = simulation.chain, simulation.beacon
+    async with serving(simulation) as node:
 
         async def final() -> tuple[int, str, int]:
             checkpoint = (await node.data(CHECKPOINTS))["finalized"]
@@ -121,7 +121,7 @@ async def test_checkpoints_and_the_finalized_header_follow_the_chain() -> None:
         assert first == (expected.epoch, "0x" + beacon_root(expected.block).hex(), expected.block.slot)
         chain.freeze_finality()
         for _ in range(30):
-            world.step()
+            simulation.step()
         assert await final() == first
         syncing = await node.data("/eth/v1/node/syncing")
         assert int(syncing["head_slot"]) == chain.head.slot
@@ -133,33 +133,33 @@ async def test_checkpoints_and_the_finalized_header_follow_the_chain() -> None:
 
 
 async def test_a_node_that_is_behind_knows_neither_the_newest_blocks_nor_their_finality() -> None:
-    world = world_of(blocks=60)
-    async with serving(world, behind=20) as node:
-        known = world.chain.block(world.chain.head.number - 20)
+    simulation = simulation_of(blocks=60)
+    async with serving(simulation, behind=20) as node:
+        known = simulation.chain.block(simulation.chain.head.number - 20)
         assert known is not None
         assert (await node.data("/eth/v1/node/syncing"))["head_slot"] == str(known.slot)
-        assert (await node.refusal(f"/eth/v1/beacon/headers/{world.chain.head.slot}"))[0] == 404
+        assert (await node.refusal(f"/eth/v1/beacon/headers/{simulation.chain.head.slot}"))[0] == 404
         behind = int((await node.data(CHECKPOINTS))["finalized"]["epoch"])
         node.server.node.behind = 0
         assert int((await node.data(CHECKPOINTS))["finalized"]["epoch"]) > behind
 
 
 async def test_a_state_knows_the_checkpoint_of_its_own_time() -> None:
-    world = world_of(blocks=60)
-    async with serving(world) as node:
+    simulation = simulation_of(blocks=60)
+    async with serving(simulation) as node:
         of_head = await node.data(CHECKPOINTS)
         of_final = await node.data(CHECKPOINTS.replace("head", "finalized"))
         assert int(of_final["finalized"]["epoch"]) < int(of_head["finalized"]["epoch"])
 
 
 async def test_the_finalized_state_shows_the_past() -> None:
-    world = world_of(blocks=120)
-    registry = world.beacon.registry
-    world.chain.finalized = At(60)
-    slot = world.beacon.finality(60).block.slot
-    async with serving(world) as node:
-        shown = {int(one["index"]): one for one in await node.data(FINAL)}
-        now = {int(one["index"]): one for one in await node.data(FINAL.replace("finalized", "head"))}
+    simulation = simulation_of(blocks=120)
+    registry = simulation.beacon.registry
+    simulation.chain.finalized = At(60)
+    slot = simulation.beacon.finality(60).block.slot
+    async with serving(simulation) as node:
+        shown = {int(item["index"]): item for item in await node.data(FINAL)}
+        now = {int(item["index"]): item for item in await node.data(FINAL.replace("finalized", "head"))}
         assert set(shown) == set(range(registry.count(slot)))
         assert len(shown) < len(now) == len(registry.validators)
         assert node.server.calls == {"all validators": 2}
@@ -176,10 +176,10 @@ async def test_the_finalized_state_shows_the_past() -> None:
 
 
 async def test_validators_are_asked_by_index_or_key_and_unknown_ids_are_dropped() -> None:
-    world = world_of(blocks=60)
-    pubkey = "0x" + world.beacon.registry.validators[5].pubkey.hex()
+    simulation = simulation_of(blocks=60)
+    pubkey = "0x" + simulation.beacon.registry.validators[5].pubkey.hex()
     wanted = ["3", "1", pubkey, "999999", "zzz"]
-    async with serving(world) as node:
+    async with serving(simulation) as node:
         by_post = await node.data(FINAL, body={"ids": wanted})
         assert [one["index"] for one in by_post] == ["5", "1", "3"]
         assert await node.data(FINAL, ids=wanted) == by_post
@@ -199,9 +199,9 @@ async def test_validators_are_asked_by_index_or_key_and_unknown_ids_are_dropped(
 
 
 async def test_states_older_than_the_finalized_one_are_gone() -> None:
-    world = world_of(blocks=60)
-    async with serving(world) as node:
-        final = world.beacon.finality(world.chain.finalized_number).block
+    simulation = simulation_of(blocks=60)
+    async with serving(simulation) as node:
+        final = simulation.beacon.finality(simulation.chain.finalized_number).block
         by_slot = FINAL.replace("finalized", str(final.slot))
         assert await node.data(by_slot, ids=["1"]) == await node.data(FINAL, ids=["1"])
         for gone in ("1", "9999", "0x" + "11" * 32):
@@ -211,8 +211,8 @@ async def test_states_older_than_the_finalized_one_are_gone() -> None:
 
 
 async def test_records_and_checkpoints_have_the_form_of_the_protocol() -> None:
-    world = world_of(blocks=60)
-    async with serving(world) as node:
+    simulation = simulation_of(blocks=60)
+    async with serving(simulation) as node:
         _, answer = await node.ask(f"{FINAL}/1")
         assert (answer["execution_optimistic"], answer["finalized"]) == (False, True)
         assert answer["data"].keys() == {"index", "balance", "status", "validator"}
@@ -229,13 +229,13 @@ async def test_records_and_checkpoints_have_the_form_of_the_protocol() -> None:
 
 
 async def test_statuses_are_those_of_the_epochs() -> None:
-    world = world_of(blocks=200)
-    async with serving(world) as node:
-        for one in await node.data(FINAL):
-            epoch = world.beacon.epoch_of(world.beacon.finality(world.chain.finalized_number).block.slot)
-            activation, exits = int(one["validator"]["activation_epoch"]), int(one["validator"]["exit_epoch"])
+    simulation = simulation_of(blocks=200)
+    async with serving(simulation) as node:
+        for item in await node.data(FINAL):
+            epoch = simulation.beacon.epoch_of(simulation.beacon.finality(simulation.chain.finalized_number).block.slot)
+            activation, exits = int(item["validator"]["activation_epoch"]), int(item["validator"]["exit_epoch"])
             expected = "pending" if epoch < activation else "active" if epoch < exits else ("exited", "withdrawal")
-            assert one["status"].startswith(expected)
+            assert item["status"].startswith(expected)
 
 
 # Its faults
@@ -318,7 +318,7 @@ async def is_short(node: Client) -> bool:
 async def has_another_key(node: Client) -> bool:
     validators = node.server.node.beacon.registry.validators
     records = await node.data(FINAL, body={"ids": ["1", "2", "3"]})
-    keys = {int(one["index"]): one["validator"]["pubkey"] for one in records}
+    keys = {int(record["index"]): record["validator"]["pubkey"] for record in records}
     wrong = [index for index, key in keys.items() if key != "0x" + validators[index].pubkey.hex()]
     assert all(len(key) == 98 for key in keys.values())
     return len(wrong) == 1
@@ -355,7 +355,7 @@ VISIBLE: list[tuple[Fault, Check]] = [
 
 @pytest.mark.parametrize("kind, check", VISIBLE, ids=[f"{kind}-{at}" for at, (kind, _) in enumerate(VISIBLE)])
 async def test_each_fault_is_visible_when_it_fires_and_only_then(kind: Fault, check: Check) -> None:
-    async with serving(world_of(blocks=100)) as node:
+    async with serving(simulation_of(blocks=100)) as node:
         assert not await check(node)
         node.server.faults.once(kind)
         assert await check(node)
@@ -364,18 +364,18 @@ async def test_each_fault_is_visible_when_it_fires_and_only_then(kind: Fault, ch
 
 
 async def test_a_node_that_is_always_set_back_is_so_in_every_answer() -> None:
-    world = world_of(blocks=100)
-    async with serving(world, faults=Faults(1, {Fault.FINALITY_BACK: 1.0})) as node:
+    simulation = simulation_of(blocks=100)
+    async with serving(simulation, faults=Faults(1, {Fault.FINALITY_BACK: 1.0})) as node:
         epoch = int((await node.data(CHECKPOINTS))["finalized"]["epoch"])
         slot = int((await node.data(HEADER))["header"]["message"]["slot"])
-        assert epoch == world.beacon.finality(world.chain.finalized_number).epoch - 2
-        assert slot == world.beacon.last_block_at(8 * epoch).slot
-        assert len(await node.data(FINAL)) == world.beacon.registry.count(slot)
-        world.chain.finalized = At(0)
+        assert epoch == simulation.beacon.finality(simulation.chain.finalized_number).epoch - 2
+        assert slot == simulation.beacon.last_block_at(8 * epoch).slot
+        assert len(await node.data(FINAL)) == simulation.beacon.registry.count(slot)
+        simulation.chain.finalized = At(0)
         assert (await node.data(CHECKPOINTS))["finalized"]["epoch"] == "0"
 
 
 async def test_a_big_answer_arrives_whole() -> None:
-    world = Simulation(1, validators=2000)
-    async with serving(world) as node:
-        assert [int(one["index"]) for one in await node.data(FINAL)] == list(range(2000))
+    simulation = Simulation(1, validators=2000)
+    async with serving(simulation) as node:
+        assert [int(item["index"]) for item in await node.data(FINAL)] == list(range(2000))

@@ -114,7 +114,7 @@ def test_a_reorg_forgets_the_dropped_blocks_and_keeps_the_hash_of_a_transaction_
     assert chain.included(kept.hash) == (new[-1], 0)
     assert chain.included(lost.hash) is None
     found = chain.logs(0, 99, [(78).to_bytes(32)])
-    assert [(one.block, one.tx_hash) for one in found] == [(new[-1], kept.hash)]
+    assert [(item.block, item.tx_hash) for item in found] == [(new[-1], kept.hash)]
     assert (chain.has_code(b"\x01" * 20, 14), chain.has_code(b"\x01" * 20, 15)) == (False, True)
 
 

@@ -59,14 +59,14 @@ async def serving(chain: Chain, **settings: Any) -> AsyncIterator[Client]:
         await server.stop()
 
 
-def small_world() -> Simulation:
-    world = Simulation(21, validators=20)
-    world.history(40, events=80)
-    return world
+def small_simulation() -> Simulation:
+    simulation = Simulation(21, validators=20)
+    simulation.history(40, events=80)
+    return simulation
 
 
 async def test_identity_and_head() -> None:
-    chain = small_world().chain
+    chain = small_simulation().chain
     async with serving(chain) as node:
         assert await node.result("eth_chainId") == "0x539"
         assert await node.result("net_version") == "1337"
@@ -77,7 +77,7 @@ async def test_identity_and_head() -> None:
 
 
 async def test_blocks_by_number_tag_and_hash() -> None:
-    chain = small_world().chain
+    chain = small_simulation().chain
     async with serving(chain) as node:
         numbers = {
             tag: (await node.result("eth_getBlockByNumber", tag, False))["number"]
@@ -93,7 +93,7 @@ async def test_blocks_by_number_tag_and_hash() -> None:
 
 
 async def test_finality_that_is_frozen_null_unknown_or_going_back() -> None:
-    chain = small_world().chain
+    chain = small_simulation().chain
     async with serving(chain) as node:
         chain.finalized = At(30)
         assert (await node.result("eth_getBlockByNumber", "finalized", False))["number"] == hex(30)
@@ -108,11 +108,11 @@ async def test_finality_that_is_frozen_null_unknown_or_going_back() -> None:
 
 
 async def test_a_batch_is_answered_in_order_and_a_broken_request_is_refused() -> None:
-    async with serving(small_world().chain) as node:
+    async with serving(small_simulation().chain) as node:
         methods = ["eth_chainId", "eth_nope", "eth_blockNumber"]
         batch = [{"jsonrpc": "2.0", "id": n, "method": method} for n, method in enumerate(methods)]
         answers = await node.post(batch)
-        assert [one["id"] for one in answers] == [0, 1, 2]
+        assert [answer["id"] for answer in answers] == [0, 1, 2]
         assert answers[1]["error"]["code"] == -32601
         assert answers[2]["result"] == hex(41)
         assert node.server.exchanges == 1
@@ -123,7 +123,7 @@ async def test_a_batch_is_answered_in_order_and_a_broken_request_is_refused() ->
 
 
 async def test_logs_by_range_and_by_hash_say_the_same() -> None:
-    chain = small_world().chain
+    chain = small_simulation().chain
     async with serving(chain) as node:
         by_range = await node.result("eth_getLogs", {"fromBlock": "0x0", "toBlock": "latest"})
         by_hash = []
@@ -140,7 +140,7 @@ async def test_logs_by_range_and_by_hash_say_the_same() -> None:
 
 
 async def test_an_unknown_block_hash_is_an_error_but_a_range_beyond_the_head_a_short_success() -> None:
-    chain = small_world().chain
+    chain = small_simulation().chain
     async with serving(chain, behind=10) as node:
         assert await node.result("eth_blockNumber") == hex(31)
         head = chain.head
@@ -157,7 +157,7 @@ async def test_an_unknown_block_hash_is_an_error_but_a_range_beyond_the_head_a_s
 
 
 async def test_a_pruned_node_lacks_old_blocks_or_only_their_logs() -> None:
-    chain = small_world().chain
+    chain = small_simulation().chain
     before, whole = {"fromBlock": "0x5", "toBlock": "0x28"}, {"fromBlock": "0x14", "toBlock": "0x28"}
     async with serving(chain) as node:
         kept, five = await node.result("eth_getLogs", whole), await node.result("eth_getBlockByNumber", "0x5", False)
@@ -172,8 +172,8 @@ async def test_a_pruned_node_lacks_old_blocks_or_only_their_logs() -> None:
         assert (await node.result("eth_getBlockByNumber", "0x0", False))["number"] == "0x0"
 
 
-async def test_sockets_are_told_each_new_head_until_they_freeze() -> None:
-    chain = small_world().chain
+async def test_sockets_receive_each_new_head_until_they_freeze() -> None:
+    chain = small_simulation().chain
     async with serving(chain) as node, node.session.ws_connect(node.url) as socket:
         await socket.send_json({"jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber"})
         assert (await socket.receive_json())["result"] == hex(41)
@@ -184,9 +184,9 @@ async def test_sockets_are_told_each_new_head_until_they_freeze() -> None:
         name = (await socket.receive_json())["result"]
         assert node.server.subscriptions == 1
         made = [chain.mine(), *chain.reorg(1, [[], []])]
-        told = [(await socket.receive_json())["params"] for _ in made]
-        assert [one["subscription"] for one in told] == [name] * 3
-        assert [(one["result"]["number"], one["result"]["hash"]) for one in told] == [
+        reported = [(await socket.receive_json())["params"] for _ in made]
+        assert [line["subscription"] for line in reported] == [name] * 3
+        assert [(line["result"]["number"], line["result"]["hash"]) for line in reported] == [
             (hex(block.number), "0x" + block.hash.hex()) for block in made
         ]
         node.server.frozen = True
@@ -197,7 +197,7 @@ async def test_sockets_are_told_each_new_head_until_they_freeze() -> None:
 
 
 async def test_a_balancer_gives_each_exchange_to_any_of_its_servers() -> None:
-    chain = small_world().chain
+    chain = small_simulation().chain
     servers = [ExecutionServer(chain), ExecutionServer(chain, behind=20)]
     balancer = Balancer(1, *servers)
     async with aiohttp.ClientSession() as session:
@@ -208,12 +208,12 @@ async def test_a_balancer_gives_each_exchange_to_any_of_its_servers() -> None:
 
 
 async def test_receipts_and_code() -> None:
-    world = small_world()
-    vault = world.registrations[0]
-    founded = world.chain.block(1)
+    simulation = small_simulation()
+    vault = simulation.registrations[0]
+    founded = simulation.chain.block(1)
     assert founded is not None
     tx_hash = "0x" + founded.transactions[0].hash.hex()
-    async with serving(world.chain) as node:
+    async with serving(simulation.chain) as node:
         receipt = await node.result("eth_getTransactionReceipt", tx_hash)
         assert receipt["contractAddress"] == "0x" + vault.address.hex()
         assert receipt["logs"] == [
@@ -230,10 +230,10 @@ async def test_receipts_and_code() -> None:
 
 
 async def test_the_logs_of_a_full_block_asked_by_hash_rebuild_its_bloom() -> None:
-    world = small_world()
-    world.chain.filler_logs = FULL_BLOCK_LOGS
-    world.history(3, events=6)
-    async with serving(world.chain) as node:
+    simulation = small_simulation()
+    simulation.chain.filler_logs = FULL_BLOCK_LOGS
+    simulation.history(3, events=6)
+    async with serving(simulation.chain) as node:
         for number in range(42, 45):
             block = await node.result("eth_getBlockByNumber", hex(number), False)
             logs = await node.result("eth_getLogs", {"blockHash": block["hash"]})
@@ -259,7 +259,7 @@ async def test_the_logs_of_a_full_block_asked_by_hash_rebuild_its_bloom() -> Non
 async def test_a_range_beyond_the_limit_is_refused_in_the_words_of_the_provider(
     style: str, code: int, message: str
 ) -> None:
-    async with serving(small_world().chain, max_range=10, limit_style=style) as node:
+    async with serving(small_simulation().chain, max_range=10, limit_style=style) as node:
         refused = await node.refusal("eth_getLogs", {"fromBlock": "0x1", "toBlock": hex(41)})
         assert (refused[0], message in refused[1]) == (code, True)
         assert await node.result("eth_getLogs", {"fromBlock": "0x1", "toBlock": "0xa"})
@@ -275,7 +275,7 @@ async def test_a_range_beyond_the_limit_is_refused_in_the_words_of_the_provider(
     ],
 )
 async def test_too_many_results_are_refused_with_a_range_that_works(style: str, code: int, message: str) -> None:
-    async with serving(small_world().chain, max_results=25, limit_style=style) as node:
+    async with serving(small_simulation().chain, max_results=25, limit_style=style) as node:
         refused = await node.refusal("eth_getLogs", {"fromBlock": "0x1", "toBlock": hex(41)})
         assert (refused[0], message in refused[1]) == (code, True)
         if style == "infura":
@@ -334,7 +334,7 @@ def block_differs(number: int) -> Check:
 
 async def logs_differ(node: Client) -> bool:
     query = {"fromBlock": "0x1", "toBlock": "0x5"}
-    right = [node.server.node.log_json(one) for one in node.server.node.logs(query)]
+    right = [node.server.node.log_json(log) for log in node.server.node.logs(query)]
     return bool(await node.result("eth_getLogs", query) != right)
 
 
@@ -362,7 +362,7 @@ VISIBLE: dict[Fault, Check] = {
 
 @pytest.mark.parametrize("kind", list(VISIBLE))
 async def test_each_fault_is_visible_when_it_fires_and_only_then(kind: Fault) -> None:
-    async with serving(small_world().chain) as node:
+    async with serving(small_simulation().chain) as node:
         assert not await VISIBLE[kind](node)
         node.server.faults.once(kind)
         assert await VISIBLE[kind](node)
@@ -371,14 +371,14 @@ async def test_each_fault_is_visible_when_it_fires_and_only_then(kind: Fault) ->
 
 
 async def test_a_faulty_node_is_faulty_in_the_same_way_with_the_same_seed() -> None:
-    chain = small_world().chain
+    chain = small_simulation().chain
 
     async def run(seed: int) -> list[int]:
         async with serving(chain, faults=Faults(seed, {Fault.EMPTY_LOGS: 0.3})) as node:
             answers = [
                 await node.result("eth_getLogs", {"fromBlock": "0x1", "toBlock": hex(1 + n % 4)}) for n in range(60)
             ]
-            return [len(one) for one in answers]
+            return [len(answer) for answer in answers]
 
     first = await run(1)
     assert first == await run(1)

@@ -61,7 +61,7 @@ def test_stopped_faults_stay_counted() -> None:
 @pytest.mark.parametrize("kind", LOG_FAULTS)
 def test_every_log_fault_changes_the_answer_and_leaves_the_original_alone(kind: Fault) -> None:
     logs = [{"blockNumber": "0x5", "blockHash": f"0x{n}", "removed": False} for n in range(3)]
-    before = [dict(one) for one in logs]
+    before = [dict(log) for log in logs]
     assert tamper_logs(kind, logs) != logs
     assert tamper_logs(kind, logs[:1]) != logs[:1]
     assert logs == before
@@ -83,7 +83,7 @@ def test_every_block_fault_changes_the_block_and_leaves_the_original_alone(kind:
 def test_the_faults_of_withdrawals_break_the_index_in_the_middle_of_a_block() -> None:
     def indices(kind: Fault) -> list[int]:
         tampered = tamper_block(kind, {"withdrawals": [{"index": n} for n in (5, 6, 7)]})
-        return [one["index"] for one in (tampered or {})["withdrawals"]]
+        return [withdrawal["index"] for withdrawal in (tampered or {})["withdrawals"]]
 
     assert indices(Fault.WITHDRAWAL_GAP) == [5, 7]
     assert indices(Fault.WITHDRAWAL_TWICE) == [5, 5, 6, 7]

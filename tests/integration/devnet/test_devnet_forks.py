@@ -98,7 +98,7 @@ def test_without_a_fork_nothing_changes_and_a_branch_keeps_the_schedule() -> Non
     for chain in (plain, forked):
         for _ in range(4):
             chain.mine()
-    assert [one.hash for one in plain.blocks(0, 2)] == [one.hash for one in forked.blocks(0, 2)]
+    assert [block.hash for block in plain.blocks(0, 2)] == [block.hash for block in forked.blocks(0, 2)]
     assert plain.blocks(3, 3)[0].hash != forked.blocks(3, 3)[0].hash
     branch = forked.fork(1, seed=6)
     branch.mine()
@@ -126,46 +126,46 @@ def test_consecutive_blocks_can_have_the_same_time() -> None:
     assert len({block.hash for block in chain.blocks(0, 8)}) == 9
 
 
-def test_a_world_keeps_its_truth_where_times_are_equal() -> None:
-    world = Simulation(7)
-    world.chain.blocks_per_timestamp = 4
-    world.history(60)
-    times = [block.timestamp_s for block in world.chain.blocks(1, 60)]
+def test_a_simulation_keeps_its_truth_where_times_are_equal() -> None:
+    simulation = Simulation(7)
+    simulation.chain.blocks_per_timestamp = 4
+    simulation.history(60)
+    times = [block.timestamp_s for block in simulation.chain.blocks(1, 60)]
     assert 15 <= len(set(times)) <= 17
-    assert len(world.expected()) > 40
+    assert len(simulation.expected()) > 40
 
 
 @pytest.mark.parametrize("logs", [10_004, 100_000])
 def test_a_flood_is_one_block_of_nobodys_logs_over_many_transactions(logs: int) -> None:
-    world = Simulation(7)
-    world.history(5)
-    before = world.expected(through=world.chain.head.number)
-    block = mine_flood(world.chain, logs)
-    world.history(3)
-    found = world.chain.logs(block.number, block.number, TOPICS)
+    simulation = Simulation(7)
+    simulation.history(5)
+    before = simulation.expected(through=simulation.chain.head.number)
+    block = mine_flood(simulation.chain, logs)
+    simulation.history(3)
+    found = simulation.chain.logs(block.number, block.number, TOPICS)
     assert [placed.log_index for placed in found] == list(range(logs))
     assert {(placed.log.address, placed.log.topics) for placed in found} == {(UNREGISTERED, (ETHER_FUNDED,))}
-    assert UNREGISTERED not in {registration.address for registration in world.registrations}
+    assert UNREGISTERED not in {registration.address for registration in simulation.registrations}
     assert len(block.transactions) == -(-logs // 2000) > 1
-    assert before.keys() <= world.expected(through=world.chain.head.number).keys()
-    assert not any(str(block.timestamp_s * 1000) in body.decode() for body in world.expected().values())
+    assert before.keys() <= simulation.expected(through=simulation.chain.head.number).keys()
+    assert not any(str(block.timestamp_s * 1000) in body.decode() for body in simulation.expected().values())
 
 
 async def test_a_flood_exceeds_what_a_provider_gives_by_topic_but_not_by_address() -> None:
-    world = Simulation(7)
-    vault = world.registrations[0].address
-    mine_flood(world.chain, 10_004)
-    number = world.chain.head.number
-    async with asking(world.chain, max_results=10_000) as ask:
+    simulation = Simulation(7)
+    vault = simulation.registrations[0].address
+    mine_flood(simulation.chain, 10_004)
+    number = simulation.chain.head.number
+    async with asking(simulation.chain, max_results=10_000) as ask:
         topics = {"topics": [["0x" + topic.hex() for topic in TOPICS]]}
         edges = {"fromBlock": hex(number), "toBlock": hex(number)}
         assert (await ask("eth_getLogs", edges | topics))["error"]["code"] == -32005
         address = {"address": ["0x" + vault.hex()]}
-        by_hash = {"blockHash": block_json(world.chain.head)["hash"]}
+        by_hash = {"blockHash": block_json(simulation.chain.head)["hash"]}
         assert (await ask("eth_getLogs", by_hash | topics | address))["result"] == []
         receipts = (await ask("eth_getBlockReceipts", by_hash["blockHash"]))["result"]
     assert [len(receipt["logs"]) for receipt in receipts] == [2000] * 5 + [4]
-    assert root_of(receipts) == block_json(world.chain.head)["receiptsRoot"]
+    assert root_of(receipts) == block_json(simulation.chain.head)["receiptsRoot"]
 
 
 OP_STACK = (("depositNonce", 258), ("depositReceiptVersion", 1))
@@ -173,12 +173,12 @@ OP_STACK = (("depositNonce", 258), ("depositReceiptVersion", 1))
 
 @pytest.mark.parametrize("fields", [(), OP_STACK], ids=["of the known form", "of another form"])
 def test_receipts_of_an_unknown_type_have_the_root_of_their_own_form(fields: tuple[tuple[str, int], ...]) -> None:
-    world = Simulation(7)
-    world.chain.transaction_kind, world.chain.receipt_fields = 0x7E, fields
-    world.history(20)
+    simulation = Simulation(7)
+    simulation.chain.transaction_kind, simulation.chain.receipt_fields = 0x7E, fields
+    simulation.history(20)
     names = tuple(name for name, _ in fields)
-    node, unknown = Node(world.chain), 0
-    for block in world.chain.blocks(2, 20):
+    node, unknown = Node(simulation.chain), 0
+    for block in simulation.chain.blocks(2, 20):
         receipts = node.call("eth_getBlockReceipts", [hex(block.number)])
         unknown += len(receipts)
         assert {receipt["type"] for receipt in receipts} <= {"0x7e"}
@@ -193,11 +193,11 @@ def test_receipts_of_an_unknown_type_have_the_root_of_their_own_form(fields: tup
 
 @pytest.mark.parametrize("filler", [0, FULL_BLOCK_LOGS])
 def test_ordinary_receipts_keep_their_root(filler: int) -> None:
-    world = Simulation(7)
-    world.chain.filler_logs = filler
-    world.history(12)
-    node = Node(world.chain)
-    for block in world.chain.blocks(0, 12):
+    simulation = Simulation(7)
+    simulation.chain.filler_logs = filler
+    simulation.history(12)
+    node = Node(simulation.chain)
+    for block in simulation.chain.blocks(0, 12):
         receipts = node.call("eth_getBlockReceipts", [hex(block.number)])
         assert root_of(receipts) == "0x" + block.header.receipts_root.hex()
 
@@ -205,11 +205,11 @@ def test_ordinary_receipts_keep_their_root(filler: int) -> None:
 @pytest.mark.parametrize("kind", [0, 1, 2, 3, 4, 0x7E])
 @pytest.mark.parametrize("filler", [0, 5])
 def test_transactions_have_the_hashes_and_the_root_of_their_fields(kind: int, filler: int) -> None:
-    world = Simulation(7)
-    world.chain.transaction_kind, world.chain.filler_logs = kind, filler
-    world.history(20)
-    node, seen = Node(world.chain), 0
-    for block in world.chain.blocks(2, 20):
+    simulation = Simulation(7)
+    simulation.chain.transaction_kind, simulation.chain.filler_logs = kind, filler
+    simulation.history(20)
+    node, seen = Node(simulation.chain), 0
+    for block in simulation.chain.blocks(2, 20):
         shown = node.call("eth_getBlockByNumber", [hex(block.number), True])
         by_hash = node.call("eth_getBlockByHash", [shown["hash"], True])
         assert by_hash == shown and transactions_root(shown) == shown["transactionsRoot"]
@@ -261,11 +261,11 @@ async def asking(chain: Chain, **settings: Any) -> AsyncIterator[Ask]:
 
 
 async def test_receipts_can_be_asked_by_number_tag_hash_and_object() -> None:
-    world = Simulation(7)
-    world.history(20)
-    block = world.chain.blocks(1, 1)[0]
+    simulation = Simulation(7)
+    simulation.history(20)
+    block = simulation.chain.blocks(1, 1)[0]
     block_hash, tx_hash = block_json(block)["hash"], block_json(block)["transactions"][0]
-    async with asking(world.chain) as ask:
+    async with asking(simulation.chain) as ask:
         by_hash = (await ask("eth_getBlockReceipts", block_hash))["result"]
         for where in ("0x1", {"blockHash": block_hash}, {"blockHash": block_hash, "requireCanonical": True}):
             assert (await ask("eth_getBlockReceipts", where))["result"] == by_hash
@@ -281,24 +281,24 @@ async def test_receipts_can_be_asked_by_number_tag_hash_and_object() -> None:
 
 
 async def test_receipts_of_a_block_that_a_reorg_removed_are_still_given_by_hash() -> None:
-    world = Simulation(7)
-    world.chain.mine([world.chain.transaction([log_of(Funding(b"\x01" * 20, 1))])])
-    removed = block_json(world.chain.head)["hash"]
-    world.chain.reorg(1, [[]])
-    async with asking(world.chain) as ask:
+    simulation = Simulation(7)
+    simulation.chain.mine([simulation.chain.transaction([log_of(Funding(b"\x01" * 20, 1))])])
+    removed = block_json(simulation.chain.head)["hash"]
+    simulation.chain.reorg(1, [[]])
+    async with asking(simulation.chain) as ask:
         receipts = (await ask("eth_getBlockReceipts", removed))["result"]
         assert [receipt["blockHash"] for receipt in receipts] == [removed]
-        assert (await ask("eth_getBlockReceipts", hex(world.chain.head.number)))["result"] == []
+        assert (await ask("eth_getBlockReceipts", hex(simulation.chain.head.number)))["result"] == []
 
 
 @pytest.mark.parametrize("pruned_receipts", ["error", "null"])
 async def test_a_node_can_have_pruned_its_receipts(pruned_receipts: str) -> None:
-    world = Simulation(7)
-    world.history(20)
-    world.chain.mine([world.chain.transaction([log_of(Funding(b"\x01" * 20, 1))])])
-    head = block_json(world.chain.head)
-    old = block_json(world.chain.blocks(1, 1)[0])
-    async with asking(world.chain, oldest_receipts=10, pruned_receipts=pruned_receipts) as ask:
+    simulation = Simulation(7)
+    simulation.history(20)
+    simulation.chain.mine([simulation.chain.transaction([log_of(Funding(b"\x01" * 20, 1))])])
+    head = block_json(simulation.chain.head)
+    old = block_json(simulation.chain.blocks(1, 1)[0])
+    async with asking(simulation.chain, oldest_receipts=10, pruned_receipts=pruned_receipts) as ask:
         assert (await ask("eth_getBlockByNumber", "0x1", False))["result"] == old
         assert len((await ask("eth_getLogs", {"fromBlock": "0x1", "toBlock": "0x1"}))["result"]) > 0
         for gone in (
@@ -306,8 +306,8 @@ async def test_a_node_can_have_pruned_its_receipts(pruned_receipts: str) -> None
             await ask("eth_getBlockReceipts", old["hash"]),
             await ask("eth_getTransactionReceipt", old["transactions"][0]),
         ):
-            told = gone["error"]["code"] if "error" in gone else gone["result"]
-            assert told == (4444 if pruned_receipts == "error" else None)
+            reported = gone["error"]["code"] if "error" in gone else gone["result"]
+            assert reported == (4444 if pruned_receipts == "error" else None)
         assert len((await ask("eth_getBlockReceipts", head["hash"]))["result"]) == 1
 
 

@@ -53,7 +53,7 @@ def slow_match(log: Log, address: Any, topics: list[Any]) -> bool:
 
 
 def places(logs: list[PlacedLog]) -> list[tuple[int, int, bytes]]:
-    return [(one.block.number, one.log_index, one.tx_hash) for one in logs]
+    return [(log.block.number, log.log_index, log.tx_hash) for log in logs]
 
 
 def test_answers_equal_a_brute_force_filter() -> None:

@@ -32,18 +32,18 @@ EVERY = 4
 
 
 def reporting(seed: int, decks: int = 1, **settings: Any) -> Simulation:
-    world = Simulation(seed, report_every=EVERY, **settings)
-    world.history(EVERY * REPORT_DECK_SIZE * decks)
-    world.chain.finalized = Lag(0)
-    return world
+    simulation = Simulation(seed, report_every=EVERY, **settings)
+    simulation.history(EVERY * REPORT_DECK_SIZE * decks)
+    simulation.chain.finalized = Lag(0)
+    return simulation
 
 
-def published(world: Simulation) -> list[Publication]:
-    return [act for acts in world.acts.values() for act in acts if isinstance(act, Publication)]
+def published(simulation: Simulation) -> list[Publication]:
+    return [act for acts in simulation.acts.values() for act in acts if isinstance(act, Publication)]
 
 
-def of_the_oracle(world: Simulation) -> list[Publication]:
-    return [one for one in published(world) if one.emitter == world.lazy_oracle]
+def of_the_oracle(simulation: Simulation) -> list[Publication]:
+    return [one for one in published(simulation) if one.emitter == simulation.lazy_oracle]
 
 
 # The published sample, whose calldata the compiled contract has accepted
@@ -51,7 +51,7 @@ def of_the_oracle(world: Simulation) -> list[Publication]:
 
 def test_the_sample_is_written_again_byte_for_byte() -> None:
     sample = (DATA / "sample-report.json").read_bytes()
-    told, file = json.loads((DATA / "sample-report.meta.json").read_text()), json.loads(sample)
+    reported, file = json.loads((DATA / "sample-report.meta.json").read_text()), json.loads(sample)
     values = [
         VaultValues(bytes.fromhex(vault[2:]), *map(int, numbers))
         for vault, *numbers in (entry["value"] for entry in file["values"])
@@ -60,10 +60,10 @@ def test_the_sample_is_written_again_byte_for_byte() -> None:
     reference = Reference(file["refSlot"], bytes.fromhex(file["blockHash"][2:]), file["blockNumber"], file["timestamp"])
     tree = Tree(values)
     assert report_file(tree, values, fees, reference, file["prevTreeCID"]) == sample
-    assert cid_of(sample) == told["cid"]
-    assert "0x" + tree.root.hex() == told["event"]["root"]
-    found = {to_checksum_address(one.vault): "0x" + tree.calldata(one).hex() for one in values}
-    assert found == told["calldata_by_vault"]
+    assert cid_of(sample) == reported["cid"]
+    assert "0x" + tree.root.hex() == reported["event"]["root"]
+    found = {to_checksum_address(value.vault): "0x" + tree.calldata(value).hex() for value in values}
+    assert found == reported["calldata_by_vault"]
 
 
 @pytest.mark.parametrize(
@@ -88,34 +88,34 @@ def test_trees_and_proofs_of_every_size_hold_in_the_core(count: int) -> None:
     values = [VaultValues(bytes([at]) * 20, at, at * 10**18, 0, at, 2**256 - 1 - at) for at in range(count)]
     tree = Tree(values)
     assert len(tree.nodes) == 2 * count - 1
-    for one in values:
-        assert tree.nodes[tree.place(one)] == one.leaf
-        *head, proof = decode(["address", *["uint256"] * 5, "bytes32[]"], tree.calldata(one)[4:])
+    for value in values:
+        assert tree.nodes[tree.place(value)] == value.leaf
+        *head, proof = decode(["address", *["uint256"] * 5, "bytes32[]"], tree.calldata(value)[4:])
         leaf = merkle.leaf_hash(Address(bytes.fromhex(head[0][2:])), head[1:])
         assert merkle.verify(Hash32(tree.root), leaf, [Hash32(node) for node in proof])
 
 
-# The publications of a world
+# The publications of a simulation
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_deck_holds_every_kind_of_publication(seed: int) -> None:
-    world = reporting(seed)
-    own, vaults = of_the_oracle(world), {one.address for one in world.registrations}
+    simulation = reporting(seed)
+    own, vaults = of_the_oracle(simulation), {registration.address for registration in simulation.registrations}
     sizes = [len(one.calldata) for one in own if one.cid]
     assert [one for one in own if not one.cid and one.root == bytes(32) and not one.calldata]
     assert len(vaults) - 1 in sizes and len(vaults) in sizes
-    assert max(len(world.report_files[one.cid]) for one in own if one.cid) > 262_144
-    blocks = [[log.log.address for log in world.chain.logs(n, n, [REPORT_TOPIC])] for n in range(EVERY, 29, EVERY)]
+    assert max(len(simulation.report_files[one.cid]) for one in own if one.cid) > 262_144
+    blocks = [[log.log.address for log in simulation.chain.logs(n, n, [REPORT_TOPIC])] for n in range(EVERY, 29, EVERY)]
     assert all(blocks)
     assert [len(emitters) for emitters in blocks].count(2) == 1
-    assert sum(emitters != [world.lazy_oracle] * len(emitters) for emitters in blocks) == 1
+    assert sum(emitters != [simulation.lazy_oracle] * len(emitters) for emitters in blocks) == 1
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_slots_and_times_only_rise_and_fees_add_up(seed: int) -> None:
-    world = reporting(seed, decks=3, missed_slot_share=0.3)
-    own = of_the_oracle(world)
+    simulation = reporting(seed, decks=3, missed_slot_share=0.3)
+    own = of_the_oracle(simulation)
     slots = [one.ref_slot for one in own]
     assert slots == sorted(set(slots))
     last_fee: dict[str, str] = {}
@@ -123,7 +123,7 @@ def test_slots_and_times_only_rise_and_fees_add_up(seed: int) -> None:
     for one in own:
         assert one.timestamp_s == 1_767_225_600 + 12 * one.ref_slot
         if one.cid:
-            file = json.loads(world.report_files[one.cid])
+            file = json.loads(simulation.report_files[one.cid])
             assert file["prevTreeCID"] == previous_cid
             assert file["timestamp"] <= one.timestamp_s
             slots_without_a_block += file["timestamp"] < one.timestamp_s
@@ -138,11 +138,11 @@ def test_slots_and_times_only_rise_and_fees_add_up(seed: int) -> None:
 
 
 def test_a_new_vault_is_in_the_reports_about_a_state_in_which_it_exists() -> None:
-    world = reporting(2)
-    added = world.add_vault("acme", "acme-new")
-    world.history(EVERY * REPORT_DECK_SIZE)
-    with_it = [one.ref_slot for one in of_the_oracle(world) if added.address in dict(one.calldata)]
-    created = world.chain.block(added.first_block)
+    simulation = reporting(2)
+    added = simulation.add_vault("acme", "acme-new")
+    simulation.history(EVERY * REPORT_DECK_SIZE)
+    with_it = [one.ref_slot for one in of_the_oracle(simulation) if added.address in dict(one.calldata)]
+    created = simulation.chain.block(added.first_block)
     assert created is not None
     assert with_it
     assert min(with_it) >= created.slot
@@ -150,8 +150,8 @@ def test_a_new_vault_is_in_the_reports_about_a_state_in_which_it_exists() -> Non
 
 def test_without_reports_there_is_no_oracle_and_with_them_the_traffic_stays_the_same() -> None:
     silent, loud = Simulation(7), Simulation(7, report_every=3)
-    for world in (silent, loud):
-        world.history(40)
+    for simulation in (silent, loud):
+        simulation.history(40)
     assert published(silent) == [] and not silent.report_files
     assert not silent.chain.has_code(silent.lazy_oracle, 40)
     assert loud.chain.has_code(loud.lazy_oracle, 1)
@@ -170,7 +170,7 @@ def test_the_same_seed_gives_the_same_reports() -> None:
     assert first.chain.head.hash == second.chain.head.hash
 
 
-def by_core(world: Simulation, registrations: list[Registration]) -> Events:
+def by_core(simulation: Simulation, registrations: list[Registration]) -> Events:
     """The logs of the oracle's address and the files by CID, through the core."""
     registry = Registry(
         1,
@@ -180,8 +180,8 @@ def by_core(world: Simulation, registrations: list[Registration]) -> Events:
         ],
     )
     events: Events = {}
-    for one in world.chain.logs(0, world.chain.head.number, [REPORT_TOPIC]):
-        if one.log.address != world.lazy_oracle:
+    for one in simulation.chain.logs(0, simulation.chain.head.number, [REPORT_TOPIC]):
+        if one.log.address != simulation.lazy_oracle:
             continue
         log = Log(
             Address(one.log.address),
@@ -196,7 +196,7 @@ def by_core(world: Simulation, registrations: list[Registration]) -> Events:
         assert isinstance(found, reports.ReportLog)
         if found.is_empty:
             continue
-        report = reports.read_report(world.report_files[found.cid], found)
+        report = reports.read_report(simulation.report_files[found.cid], found)
         for seen in reports.observe(report, found, {Address(vault.address) for vault in registrations}):
             events.update({(event.owner.account_id, event.id): encode(event) for event in project(seen, registry)})
     return events
@@ -204,22 +204,24 @@ def by_core(world: Simulation, registrations: list[Registration]) -> Events:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_core_and_truth_agree_on_every_event_of_a_report(seed: int) -> None:
-    world = reporting(seed, decks=2)
-    first, *others = world.registrations
-    for registrations in (world.registrations, [first._replace(first_block=10, last_block=30), *others[1:]]):
-        truth = world.expected(registrations, event_types=REPORTS)
+    simulation = reporting(seed, decks=2)
+    first, *others = simulation.registrations
+    for registrations in (simulation.registrations, [first._replace(first_block=10, last_block=30), *others[1:]]):
+        truth = simulation.expected(registrations, event_types=REPORTS)
         assert len(truth) > 30
-        assert by_core(world, registrations) == truth
+        assert by_core(simulation, registrations) == truth
 
 
 def test_an_event_of_a_report_has_the_bytes_of_the_interface() -> None:
-    world = reporting(1)
-    one = next(one for one in of_the_oracle(world) if one.calldata)
-    watched = next(r for r in world.registrations if r.address == one.calldata[0][0])
-    [block] = {placed.block for placed in world.chain.logs(0, 99, [REPORT_TOPIC]) if placed.log.topics[3] == one.root}
+    simulation = reporting(1)
+    one = next(one for one in of_the_oracle(simulation) if one.calldata)
+    watched = next(r for r in simulation.registrations if r.address == one.calldata[0][0])
+    [block] = {
+        placed.block for placed in simulation.chain.logs(0, 99, [REPORT_TOPIC]) if placed.log.topics[3] == one.root
+    }
     event_id = f"report_update_available_acme_{watched.vault_id}_{one.timestamp_s}"
     assert (
-        world.expected([watched._replace(account_id="acme")])["acme", event_id]
+        simulation.expected([watched._replace(account_id="acme")])["acme", event_id]
         == (
             f'{{"id":"{event_id}","account_ref_id":"acme","staking_vault_id":"{watched.vault_id}",'
             '"event_type":"report_update_available","severity":"info","title":"Report update available",'
@@ -230,4 +232,4 @@ def test_an_event_of_a_report_has_the_bytes_of_the_interface() -> None:
         ).encode()
     )
     ends_before = watched._replace(last_block=block.number - 1)
-    assert ("acme", event_id) not in world.expected([ends_before])
+    assert ("acme", event_id) not in simulation.expected([ends_before])

@@ -135,7 +135,7 @@ async def test_a_tampered_delivery_is_booked_as_bad(
     headers, body = tampered()[case]
     hook = hook_of(receivers)
     assert await post(session, hook, headers, body) == 200
-    assert [one.verified for one in hook.ledger] == [False]
+    assert [request.verified for request in hook.ledger] == [False]
     assert hook.bad_signatures == 1
 
 
@@ -144,7 +144,7 @@ async def test_without_a_secret_nothing_is_believed(receivers: Receivers, sessio
     await post(session, hook)
     hook.secret = SECRET
     await post(session, hook)
-    assert [one.verified for one in hook.ledger] == [False, True]
+    assert [request.verified for request in hook.ledger] == [False, True]
 
 
 async def test_only_a_client_that_trusts_the_authority_gets_through(
@@ -165,7 +165,7 @@ async def test_answers_in_turn_and_per_event(receivers: Receivers, session: aioh
     hook.behaviour = per_event(Reply(503), Reply(204))
     order = ["a", "b", "a", "b", "b"]
     assert [await post(session, hook, signed(webhook_id=one)) for one in order] == [503, 503, 204, 204, 204]
-    assert [one.attempt for one in hook.ledger[4:]] == [0, 0, 1, 1, 2]
+    assert [request.attempt for request in hook.ledger[4:]] == [0, 0, 1, 1, 2]
     assert len(hook.accepted) == 5
 
 
@@ -198,7 +198,7 @@ async def test_an_answer_that_never_comes_is_booked_all_the_same(
     quick = aiohttp.ClientTimeout(total=0.3)
     with pytest.raises(expected):
         await session.post(hook.url, data=BODY, headers=signed(), timeout=quick)
-    assert [(one.verified, one.answer) for one in hook.ledger] == [(True, answer)]
+    assert [(request.verified, request.answer) for request in hook.ledger] == [(True, answer)]
     assert hook.accepted == []
     assert await post(session, hook) == 200
 

@@ -1,4 +1,4 @@
-"""The world contains every awkward transaction, and its truth says what `docs/events.md` says about each."""
+"""The simulation contains every awkward transaction, and its truth says what `docs/events.md` says about each."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def test_a_registration_counts_for_its_blocks_only(first: int, last: int | None,
 
 
 def test_nothing_is_expected_that_is_not_final() -> None:
-    world = Simulation(1)
-    world.history(20, events=60)
-    final = world.expected()
-    everything = world.expected(through=world.chain.head.number)
+    simulation = Simulation(1)
+    simulation.history(20, events=60)
+    final = simulation.expected()
+    everything = simulation.expected(through=simulation.chain.head.number)
     assert final.items() <= everything.items()
-    assert len(everything) == world.events
-    world.chain.finalized = Absent.NULL
-    assert world.expected() == {}
+    assert len(everything) == simulation.events
+    simulation.chain.finalized = Absent.NULL
+    assert simulation.expected() == {}
 
 
 @pytest.mark.parametrize(
@@ -107,30 +107,32 @@ def test_amounts_are_exact_decimals(wei: int, text: str) -> None:
     assert eth(wei) == text
 
 
-def test_the_same_seed_gives_the_same_world() -> None:
-    def world(seed: int) -> tuple[bytes, Events]:
+def test_the_same_seed_gives_the_same_simulation() -> None:
+    def simulation(seed: int) -> tuple[bytes, Events]:
         one = Simulation(seed)
         one.history(40, events=80)
         return one.chain.head.hash, one.expected()
 
-    assert world(4) == world(4)
-    assert world(4)[0] != world(5)[0]
+    assert simulation(4) == simulation(4)
+    assert simulation(4)[0] != simulation(5)[0]
 
 
-def kinds_of(acts: tuple[Act, ...], world: Simulation) -> set[str]:
+def kinds_of(acts: tuple[Act, ...], simulation: Simulation) -> set[str]:
     """The kinds of the specification's list that a transaction belongs to."""
-    accounts = {one.address: one.account_id for one in reversed(world.registrations)}
-    queues = {one.queue for one in world.registrations}
+    accounts = {registration.address: registration.account_id for registration in reversed(simulation.registrations)}
+    queues = {registration.queue for registration in simulation.registrations}
     funders = [act.vault if isinstance(act, Funding) else act.emitter for act in acts if not isinstance(act, Claim)]
     claims = [act for act in acts if isinstance(act, Claim)]
-    kinds = {f"{len(funders)} fundings"} if all(one in accounts for one in funders) else {"foreign funding"}
+    kinds = {f"{len(funders)} fundings"} if all(funder in accounts for funder in funders) else {"foreign funding"}
     if funders and funders[0] not in accounts and set(funders) & accounts.keys():
         kinds.add("foreign emitter first")
     if any(count > 1 for count in Counter(funders).values()):
         kinds.add("same vault twice")
-    if len({one for one in funders if one in accounts}) > len({accounts.get(one) for one in funders} - {None}):
+    if len({funder for funder in funders if funder in accounts}) > len(
+        {accounts.get(funder) for funder in funders} - {None}
+    ):
         kinds.add("two vaults of one account")
-    if len({accounts[one] for one in funders if one in accounts}) > 1:
+    if len({accounts[funder] for funder in funders if funder in accounts}) > 1:
         kinds.add("two accounts")
     ours = [claim for claim in claims if claim.queue in queues]
     kinds |= {"batch claim"} if len(ours) > 1 else set()
@@ -140,12 +142,12 @@ def kinds_of(acts: tuple[Act, ...], world: Simulation) -> set[str]:
     return kinds if acts else {"no logs"}
 
 
-def test_every_world_contains_every_awkward_transaction() -> None:
-    world = Simulation(8)
-    founding = len(world.acts)
-    world.history(30, events=90)
-    assert len(world.acts) >= founding + DECK_SIZE
-    kinds = set[str]().union(*(kinds_of(acts, world) for acts in world.acts.values()))
+def test_every_simulation_contains_every_awkward_transaction() -> None:
+    simulation = Simulation(8)
+    founding = len(simulation.acts)
+    simulation.history(30, events=90)
+    assert len(simulation.acts) >= founding + DECK_SIZE
+    kinds = set[str]().union(*(kinds_of(acts, simulation) for acts in simulation.acts.values()))
     assert kinds == {
         "0 fundings", "1 fundings", "2 fundings", "3 fundings", "foreign funding", "foreign emitter first",
         "same vault twice", "two vaults of one account", "two accounts", "batch claim", "foreign claim",
@@ -154,44 +156,44 @@ def test_every_world_contains_every_awkward_transaction() -> None:
 
 
 def test_vaults_are_funded_in_the_block_that_creates_them() -> None:
-    world = Simulation(2)
-    added = world.add_vault("acme", "acme-new")
-    for one in world.registrations:
-        created = next(n for n in range(3) if world.chain.has_code(one.address, n))
-        funded = [placed.log.address for placed in world.chain.logs(created, created)]
-        assert one.address in funded
-    assert added.first_block == world.chain.head.number
-    assert any(body for key, body in world.expected(through=2).items() if b"acme-new" in body)
+    simulation = Simulation(2)
+    added = simulation.add_vault("acme", "acme-new")
+    for registration in simulation.registrations:
+        created = next(n for n in range(3) if simulation.chain.has_code(registration.address, n))
+        funded = [placed.log.address for placed in simulation.chain.logs(created, created)]
+        assert registration.address in funded
+    assert added.first_block == simulation.chain.head.number
+    assert any(body for key, body in simulation.expected(through=2).items() if b"acme-new" in body)
 
 
 def test_density_is_what_was_asked_for() -> None:
-    world = Simulation(3)
-    before, start = world.events, world.chain.head.number
-    world.history(600, events=2000)
-    assert world.chain.head.number == start + 600
-    assert 2000 <= world.events - before <= 2010
-    world.events_per_block = 0.5
-    before = world.events
+    simulation = Simulation(3)
+    before, start = simulation.events, simulation.chain.head.number
+    simulation.history(600, events=2000)
+    assert simulation.chain.head.number == start + 600
+    assert 2000 <= simulation.events - before <= 2010
+    simulation.events_per_block = 0.5
+    before = simulation.events
     for _ in range(200):
-        world.step()
-    assert 90 <= world.events - before <= 115
+        simulation.step()
+    assert 90 <= simulation.events - before <= 115
 
 
 def test_a_reincluded_transaction_is_expected_once_with_the_time_of_its_last_block() -> None:
-    world = Simulation(6)
-    world.chain.finalized = Lag(6)
-    world.history(10, events=40)
-    blocks = [block for n in (9, 10, 11) if (block := world.chain.block(n))]
-    before = world.expected(through=world.chain.head.number)
-    world.chain.reorg(3, [[], *(block.transactions for block in blocks)])
-    after = world.expected(through=world.chain.head.number)
+    simulation = Simulation(6)
+    simulation.chain.finalized = Lag(6)
+    simulation.history(10, events=40)
+    blocks = [block for n in (9, 10, 11) if (block := simulation.chain.block(n))]
+    before = simulation.expected(through=simulation.chain.head.number)
+    simulation.chain.reorg(3, [[], *(block.transactions for block in blocks)])
+    after = simulation.expected(through=simulation.chain.head.number)
     assert after.keys() == before.keys()
     assert after != before
 
 
 def test_times_rise_from_block_to_block_with_missed_slots_between() -> None:
-    world = Simulation(5, missed_slot_share=0.5)
-    world.history(50)
-    times_s = [block.timestamp_s for n in range(52) if (block := world.chain.block(n))]
+    simulation = Simulation(5, missed_slot_share=0.5)
+    simulation.history(50)
+    times_s = [block.timestamp_s for n in range(52) if (block := simulation.chain.block(n))]
     steps = {later - earlier for earlier, later in pairwise(times_s)}
     assert steps == {12, 24, 36, 48}

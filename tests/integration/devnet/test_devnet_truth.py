@@ -43,9 +43,9 @@ def registry_of(registrations: list[Registration]) -> Registry:
     )
 
 
-def events_by_core(world: Simulation, registrations: list[Registration], last: int) -> Events:
+def events_by_core(simulation: Simulation, registrations: list[Registration], last: int) -> Events:
     registry = registry_of(registrations)
-    placed = world.chain.logs(0, last, core_logs.TOPICS)
+    placed = simulation.chain.logs(0, last, core_logs.TOPICS)
     logs = [
         core_logs.Log(
             Address(one.log.address),
@@ -66,37 +66,37 @@ def events_by_core(world: Simulation, registrations: list[Registration], last: i
 
 @pytest.mark.parametrize("seed", range(6))
 def test_core_and_truth_agree(seed: int) -> None:
-    world = Simulation(seed)
-    world.history(60, events=250)
-    last = world.chain.finalized_number
+    simulation = Simulation(seed)
+    simulation.history(60, events=250)
+    last = simulation.chain.finalized_number
     assert last is not None
-    first, *others = world.registrations
+    first, *others = simulation.registrations
     in_two_spans = [first._replace(last_block=20), first._replace(first_block=40), *others]
-    for registrations in (world.registrations, world.registrations[1:4], in_two_spans):
-        truth = world.expected(registrations)
+    for registrations in (simulation.registrations, simulation.registrations[1:4], in_two_spans):
+        truth = simulation.expected(registrations)
         assert truth
-        assert events_by_core(world, registrations, last) == truth
+        assert events_by_core(simulation, registrations, last) == truth
 
 
 OF_VALIDATORS = ("validator_activated", "validator_exited", "validator_withdrawal_completed")
 
 
-def with_times(world: Simulation, vault: Vault) -> Vault:
+def with_times(simulation: Simulation, vault: Vault) -> Vault:
     def time_s(number: int | None) -> int | None:
-        block = None if number is None else world.chain.block(number)
+        block = None if number is None else simulation.chain.block(number)
         return None if block is None else block.timestamp_s
 
-    spans = [replace(one, first_time_s=time_s(one.first), last_time_s=time_s(one.last)) for one in vault.spans]
+    spans = [replace(span, first_time_s=time_s(span.first), last_time_s=time_s(span.last)) for span in vault.spans]
     return replace(vault, spans=tuple(spans))
 
 
-def validator_events_by_core(world: Simulation, registrations: list[Registration]) -> Events:
+def validator_events_by_core(simulation: Simulation, registrations: list[Registration]) -> Events:
     """What the core makes of the finalized state and the finalized blocks."""
-    beacon, last = world.beacon, world.chain.finalized_number
-    final = None if last is None else world.chain.block(last)
+    beacon, last = simulation.beacon, simulation.chain.finalized_number
+    final = None if last is None else simulation.chain.block(last)
     assert final is not None
-    chain_time = ChainTime(beacon.genesis.timestamp_s, world.chain.seconds_per_slot * 1000, beacon.slots_per_epoch)
-    registry = Registry(1, [with_times(world, one) for one in registry_of(registrations).vaults])
+    chain_time = ChainTime(beacon.genesis.timestamp_s, simulation.chain.seconds_per_slot * 1000, beacon.slots_per_epoch)
+    registry = Registry(1, [with_times(simulation, one) for one in registry_of(registrations).vaults])
     state = beacon.finality(final.number).block
     shown = [beacon.registry.record(index, state.slot) for index in range(beacon.registry.count(state.slot))]
     records = [
@@ -111,7 +111,7 @@ def validator_events_by_core(world: Simulation, registrations: list[Registration
         if one is not None
     ]
     head = validators.validators_head(
-        chain_time.epoch_at(world.chain.head.timestamp_s), chain_time.epoch_at(state.timestamp_s)
+        chain_time.epoch_at(simulation.chain.head.timestamp_s), chain_time.epoch_at(state.timestamp_s)
     )
     blocks = [
         withdrawals.WithdrawalBlock(
@@ -121,17 +121,20 @@ def validator_events_by_core(world: Simulation, registrations: list[Registration
             block.timestamp_s,
             tuple(
                 withdrawals.Withdrawal(
-                    one.index, ValidatorIndex(one.validator_index), Address(one.address), one.amount_gwei
+                    withdrawal.index,
+                    ValidatorIndex(withdrawal.validator_index),
+                    Address(withdrawal.address),
+                    withdrawal.amount_gwei,
                 )
-                for one in block.withdrawals
+                for withdrawal in block.withdrawals
             ),
         )
-        for block in world.chain.blocks(0, final.number)
+        for block in simulation.chain.blocks(0, final.number)
         if chain_time.epoch_at(block.timestamp_s) < chain_time.epoch_at(final.timestamp_s)
     ]
     withdrawals.last_index_after(blocks, None)
     vaults = frozenset(vault.address for vault in registry.vaults)
-    pubkeys: dict[int, Pubkey] = {one.index: one.pubkey for one in records}
+    pubkeys: dict[int, Pubkey] = {record.index: record.pubkey for record in records}
     observations = [
         *validators.observe(records, Span(0, head), chain_time),
         *withdrawals.fold(blocks, vaults, pubkeys, chain_time),
@@ -142,39 +145,41 @@ def validator_events_by_core(world: Simulation, registrations: list[Registration
 
 @pytest.mark.parametrize("seed", range(6))
 def test_core_and_truth_agree_on_validators(seed: int) -> None:
-    world = Simulation(seed, validators=40)
-    world.history(200)
-    first, second, *others = world.registrations
+    simulation = Simulation(seed, validators=40)
+    simulation.history(200)
+    first, second, *others = simulation.registrations
     in_two_spans = [
         first._replace(last_block=60),
         first._replace(first_block=101),
         second._replace(first_block=77, last_block=150),
         *others,
     ]
-    for registrations in (world.registrations, world.registrations[1:4], in_two_spans):
-        truth = world.expected(registrations, event_types=OF_VALIDATORS)
+    for registrations in (simulation.registrations, simulation.registrations[1:4], in_two_spans):
+        truth = simulation.expected(registrations, event_types=OF_VALIDATORS)
         assert {event_id.rsplit("_", 1)[0].split("_acme")[0].split("_borealis")[0] for _, event_id in truth} == set(
             OF_VALIDATORS
         )
-        assert validator_events_by_core(world, registrations) == truth
+        assert validator_events_by_core(simulation, registrations) == truth
 
 
 @pytest.mark.parametrize("frozen_at", [0, 1, 39, 40, 41, 60])
 def test_core_and_truth_agree_while_finality_stands_still(frozen_at: int) -> None:
-    world = Simulation(7, validators=40)
-    world.chain.finalized = At(frozen_at)
-    world.history(120)
-    assert validator_events_by_core(world, world.registrations) == world.expected(event_types=OF_VALIDATORS)
+    simulation = Simulation(7, validators=40)
+    simulation.chain.finalized = At(frozen_at)
+    simulation.history(120)
+    assert validator_events_by_core(simulation, simulation.registrations) == simulation.expected(
+        event_types=OF_VALIDATORS
+    )
 
 
 # A reader of what is served, written from the rules and with nothing of the service or of the truth.
 
 
 async def served_events(
-    world: Simulation, registrations: list[Registration]
+    simulation: Simulation, registrations: list[Registration]
 ) -> list[tuple[str, str, int, dict[str, Any]]]:
     """(account, id, created_at, payload) of every validator event, from the answers of both nodes."""
-    nodes = ExecutionServer(world.chain), BeaconServer(world.beacon)
+    nodes = ExecutionServer(simulation.chain), BeaconServer(simulation.beacon)
     execution, consensus = [await node.start() for node in nodes]
     try:
         async with aiohttp.ClientSession() as session:
@@ -220,10 +225,10 @@ async def served_events(
                     found.append((account_id, event_id, at_s * 1000, {**head_of_payload, "epoch": epoch}))
         of_epochs: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         for number in range(final + 1):
-            for one in blocks[number]["withdrawals"]:
-                if one["address"] == "0x" + address.hex() and int(one["validatorIndex"], 16) < 2**40:
-                    key = (int(one["validatorIndex"], 16), epoch_at(number))
-                    of_epochs[key].append((number, int(one["amount"], 16)))
+            for withdrawal in blocks[number]["withdrawals"]:
+                if withdrawal["address"] == "0x" + address.hex() and int(withdrawal["validatorIndex"], 16) < 2**40:
+                    key = (int(withdrawal["validatorIndex"], 16), epoch_at(number))
+                    of_epochs[key].append((number, int(withdrawal["amount"], 16)))
         for (index, epoch), entries in of_epochs.items():
             number = entries[-1][0]
             if epoch < epoch_at(final) and first <= number and (last is None or number <= last):
@@ -241,19 +246,19 @@ async def served_events(
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_what_is_served_gives_the_truth(seed: int) -> None:
-    world = Simulation(seed, validators=40)
-    world.history(150)
-    world.chain.freeze_finality()
-    world.history(9 * seed)
-    shared, *others = world.registrations
-    for registrations in (world.registrations, [shared._replace(first_block=33, last_block=99), *others]):
-        told = [
+    simulation = Simulation(seed, validators=40)
+    simulation.history(150)
+    simulation.chain.freeze_finality()
+    simulation.history(9 * seed)
+    shared, *others = simulation.registrations
+    for registrations in (simulation.registrations, [shared._replace(first_block=33, last_block=99), *others]):
+        reported = [
             (account_id, event_id, body["created_at"], body["payload"])
-            for (account_id, event_id), raw in world.expected(registrations, event_types=OF_VALIDATORS).items()
+            for (account_id, event_id), raw in simulation.expected(registrations, event_types=OF_VALIDATORS).items()
             if (body := json.loads(raw))
         ]
-        assert sorted(told, key=lambda one: one[:2]) == await served_events(world, registrations)
-        assert len(told) > 50
+        assert sorted(reported, key=lambda one: one[:2]) == await served_events(simulation, registrations)
+        assert len(reported) > 50
 
 
 # Single cases, with the exact bytes that receivers get
@@ -401,5 +406,5 @@ def test_every_vault_of_an_address_gets_its_own_event() -> None:
     mine(beacon, 20)
     south = Registration("borealis", "south", VAULT, None, 1)
     found = truth(beacon, NORTH._replace(first_block=1), south)
-    assert {one["staking_vault_id"] for one in found.values()} == {"north", "south"}
+    assert {item["staking_vault_id"] for item in found.values()} == {"north", "south"}
     assert found.keys() == {"validator_exited_acme_0", "validator_exited_borealis_0"}

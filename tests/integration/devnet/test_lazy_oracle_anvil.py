@@ -40,11 +40,11 @@ def lazy_oracle(chain: evm.Chain) -> bytes:
 
 
 def publications(seed: int = 5, blocks: int = 60) -> list[Publication]:
-    """What the oracle of a devnet world publishes, oldest first."""
-    world = Simulation(seed, report_every=4)
-    world.history(blocks)
-    acts = [act for acts in world.acts.values() for act in acts if isinstance(act, Publication)]
-    return [act for act in acts if act.emitter == world.lazy_oracle]
+    """What the oracle of a devnet simulation publishes, oldest first."""
+    simulation = Simulation(seed, report_every=4)
+    simulation.history(blocks)
+    acts = [act for acts in simulation.acts.values() for act in acts if isinstance(act, Publication)]
+    return [act for act in acts if act.emitter == simulation.lazy_oracle]
 
 
 def publish(chain: evm.Chain, lazy_oracle: bytes, one: Publication) -> dict[str, Any]:
@@ -73,26 +73,26 @@ def test_the_contract_emits_the_log_of_the_devnet(chain: evm.Chain, lazy_oracle:
         assert raw["topics"] == ["0x" + topic.hex() for topic in ours.topics]
         assert raw["data"] == "0x" + ours.data.hex()
         latest = outcome(chain, lazy_oracle, evm.call_data("latestReportData()"))
-        told = decode(["uint256", "uint256", "bytes32", "string"], latest)
-        assert told == (one.timestamp_s, one.ref_slot, one.root, one.cid)
+        reported = decode(["uint256", "uint256", "bytes32", "string"], latest)
+        assert reported == (one.timestamp_s, one.ref_slot, one.root, one.cid)
 
 
 def test_every_calldata_is_accepted_once(chain: evm.Chain, lazy_oracle: bytes) -> None:
     applied = 0
-    for one in publications():
-        publish(chain, lazy_oracle, one)
-        for vault, calldata in one.calldata:
+    for publication in publications():
+        publish(chain, lazy_oracle, publication)
+        for vault, calldata in publication.calldata:
             assert outcome(chain, lazy_oracle, calldata) == b""
             chain.send(lazy_oracle, calldata)
             stamped = outcome(chain, lazy_oracle, evm.call_data("appliedTimestamp(address)", vault))
-            assert int.from_bytes(stamped) == one.timestamp_s
+            assert int.from_bytes(stamped) == publication.timestamp_s
             assert outcome(chain, lazy_oracle, calldata) == FRESH_ENOUGH
             applied += 1
     assert applied > 50
 
 
 def test_no_changed_byte_and_no_other_proof_is_accepted(chain: evm.Chain, lazy_oracle: bytes) -> None:
-    one = next(one for one in publications() if len(one.calldata) > 1)
+    one = next(publication for publication in publications() if len(publication.calldata) > 1)
     publish(chain, lazy_oracle, one)
     (_, calldata), (_, other) = one.calldata[:2]
     words_of_values = range(4 + 31, VALUES_END, 32)
@@ -123,21 +123,21 @@ async def test_the_calldata_of_our_events_is_accepted_and_reverts_with_a_reason_
     chain: evm.Chain, lazy_oracle: bytes
 ) -> None:
     """What a webhook carries: made from the file and the log as the resolver does, called as `simulate` does."""
-    world = Simulation(5, report_every=4)
-    world.history(60)
-    older, newer = [one for one in publications() if one.cid][:2]
+    simulation = Simulation(5, report_every=4)
+    simulation.history(60)
+    older, newer = [publication for publication in publications() if publication.cid][:2]
     oracle = Address(lazy_oracle)
     async with ExecutionChain([chain.url], head=HeadPolicy()) as node:
         publish(chain, lazy_oracle, older)
         log = report_log(older, oracle)
-        report = read_report(world.report_files[older.cid], log)
+        report = read_report(simulation.report_files[older.cid], log)
         seen = observe(report, log, report.vaults)
         theirs = dict(older.calldata)
-        assert theirs.keys() <= {one.address for one in seen}
-        for one in seen:
-            assert isinstance(one.payload, ReportUpdateAvailable)
-            assert theirs.get(one.address, one.payload.calldata) == one.payload.calldata
-            assert await node.call(oracle, one.payload.calldata, chain.number()) == b""
+        assert theirs.keys() <= {item.address for item in seen}
+        for item in seen:
+            assert isinstance(item.payload, ReportUpdateAvailable)
+            assert theirs.get(item.address, item.payload.calldata) == item.payload.calldata
+            assert await node.call(oracle, item.payload.calldata, chain.number()) == b""
         first = seen[0].payload
         assert isinstance(first, ReportUpdateAvailable)
         tampered = first.calldata[:-1] + bytes([first.calldata[-1] ^ 1])

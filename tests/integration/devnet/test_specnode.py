@@ -86,10 +86,10 @@ def test_the_execution_headers_are_what_was_hashed(chain: SpecChain) -> None:
 
 def test_finality_follows_the_head_and_once_its_block_is_older_than_its_epoch(chain: SpecChain) -> None:
     checkpoints = [block.finalized for block in chain.blocks]
-    slots = {one.epoch: chain.block_of(one).slot for one in checkpoints}
+    slots = {checkpoint.epoch: chain.block_of(checkpoint).slot for checkpoint in checkpoints}
     assert [*slots] == [0, *range(2, 15)]
     assert {epoch for epoch, slot in slots.items() if slot < epoch * chain.slots_per_epoch} == {5}
-    assert all(one.root == chain.block_of(one).root for one in checkpoints if one.epoch)
+    assert all(checkpoint.root == chain.block_of(checkpoint).root for checkpoint in checkpoints if checkpoint.epoch)
     assert {*slots.values()} == set(chain.states)
 
 
@@ -187,7 +187,9 @@ async def test_the_execution_node_gives_tags_batches_and_nothing_beyond_its_head
         blocks = [answer["result"] for answer in await response.json()]
     assert [block and int(block["number"], 16) for block in blocks] == [38, 45, 54, 0, None, None, None]
     assert {len(block["logsBloom"]) for block in blocks if block} == {514}
-    assert [one["index"] for one in blocks[2]["withdrawals"]] == [hex(one.index) for one in node.head.withdrawals]
+    assert [withdrawal["index"] for withdrawal in blocks[2]["withdrawals"]] == [
+        hex(withdrawal.index) for withdrawal in node.head.withdrawals
+    ]
 
 
 @pytest.mark.parametrize("ssz", [False, True])

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from dispatch_factories import LOOPBACK, dispatching, subscribe, until
-from store_factories import KEY, account, change, commit, funding, simple_world, values, vault, webhook
+from store_factories import KEY, account, change, commit, funding, simple_simulation, values, vault, webhook
 from timeouts import WAIT_TIMEOUT_S
 from vaultevents.core.sealing import Secret, seal
 from vaultevents.core.signing import new_secret
@@ -95,7 +95,7 @@ async def add_slow_webhooks(database: Database, url: str, number: int) -> None:
 async def test_a_tenant_with_five_hundred_slow_webhooks_leaves_slots_to_others(
     database: Database, receivers: Receivers
 ) -> None:
-    outbox = await simple_world(database)
+    outbox = await simple_simulation(database)
     slow = receivers.hook("slow", always(Hang()))
     await add_slow_webhooks(database, slow.url, SLOW_WEBHOOKS)
     await commit(outbox, funding(1))
@@ -120,7 +120,7 @@ async def test_a_tenant_with_five_hundred_slow_webhooks_leaves_slots_to_others(
 async def test_a_tenant_that_recovers_thousands_to_slow_webhooks_delays_no_test_of_another(
     database: Database, receivers: Receivers
 ) -> None:
-    await simple_world(database)
+    await simple_simulation(database)
     slow = receivers.hook("slow", always(Hang()))
     await add_slow_webhooks(database, slow.url, 20)
     await change(
@@ -149,14 +149,14 @@ async def test_a_receiver_that_refuses_each_first_attempt_gets_everything(
     any_database: Database, receivers: Receivers
 ) -> None:
     """Five failures in a row park it, as by default; only the times are shorter."""
-    outbox = await simple_world(any_database)
+    outbox = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "hook", per_event(Reply(503), Reply()))
     parking = Parking(first=timedelta(seconds=0.3), longest=timedelta(seconds=2))
     async with dispatching(any_database, receivers.ca_path, parking=parking, per_webhook=10, schedule_s=(0.2,) * 9):
         async with asyncio.timeout(25):
             await commit(outbox, *(funding(number) for number in range(60)))
             await until(any_database, {"delivered": 60})
-    assert Counter(Counter(one.webhook_id for one in hook.ledger).values()) == {2: 60}
+    assert Counter(Counter(request.webhook_id for request in hook.ledger).values()) == {2: 60}
     assert await values(any_database, "select failures + parks from webhooks") == [0]
 
 
@@ -182,7 +182,7 @@ class Timed:
 
 
 async def with_a_lone_webhook(database: Database, receiver: Timed, deliveries: int) -> None:
-    outbox: Outbox = await simple_world(database)
+    outbox: Outbox = await simple_simulation(database)
     await webhook(database, url=await receiver.server.start() + "/")
     await commit(outbox, *(funding(number) for number in range(deliveries)))
     try:

@@ -24,7 +24,7 @@ from store_factories import (
     own_database,
     rows,
     shift_clock,
-    simple_world,
+    simple_simulation,
     states,
     values,
     webhook,
@@ -67,21 +67,21 @@ async def receivers(tmp_path: Path) -> AsyncIterator[Receivers]:
 async def test_what_arrives_is_the_stored_row_signed_for_its_receiver(
     any_database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hooks = [await subscribe(any_database, receivers, name) for name in ("one", "two")]
     async with dispatching(any_database, receivers.ca_path, plain_header="x-signature"):
         await commit(box, *(funding(number) for number in range(20)))
         await until(any_database, {"delivered": 40})
     for hook in hooks:
-        assert {one.webhook_id: one.body for one in hook.accepted} == await bodies(any_database)
+        assert {request.webhook_id: request.body for request in hook.accepted} == await bodies(any_database)
         assert len(hook.ledger) == 20
-        assert all(one.verified for one in hook.ledger)
-        for one in hook.ledger:
-            assert one.headers["content-type"] == "application/json"
-            assert one.headers["x-vaultevents-attempt"] == "1"
-            assert abs(int(one.headers["webhook-timestamp"]) - time.time()) < 30
+        assert all(request.verified for request in hook.ledger)
+        for request in hook.ledger:
+            assert request.headers["content-type"] == "application/json"
+            assert request.headers["x-vaultevents-attempt"] == "1"
+            assert abs(int(request.headers["webhook-timestamp"]) - time.time()) < 30
             assert hook.secret is not None
-            assert one.headers["x-signature"] == hmac.digest(hook.secret.encode(), one.body, "sha256").hex()
+            assert request.headers["x-signature"] == hmac.digest(hook.secret.encode(), request.body, "sha256").hex()
     assert receivers.unexpected == []
     attempts = await rows(any_database, "select distinct status, error, address, number from attempts")
     assert attempts == [{"status": 200, "error": None, "address": "127.0.0.1", "number": 1}]
@@ -90,34 +90,36 @@ async def test_what_arrives_is_the_stored_row_signed_for_its_receiver(
 async def test_a_failure_is_tried_again_by_schedule_with_the_same_id_and_body(
     any_database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "flaky", per_event(Reply(500), Reset(), Reply(204)))
     async with dispatching(any_database, receivers.ca_path, schedule_s=(0.3, 0.5)):
         await commit(box, funding(1))
         await until(any_database, {"delivered": 1})
     first, second, third = hook.ledger
-    assert {(one.webhook_id, one.body) for one in hook.ledger} == set((await bodies(any_database)).items())
-    assert [one.headers["x-vaultevents-attempt"] for one in hook.ledger] == ["1", "2", "3"]
-    assert all(one.verified for one in hook.ledger)
+    assert {(request.webhook_id, request.body) for request in hook.ledger} == set((await bodies(any_database)).items())
+    assert [request.headers["x-vaultevents-attempt"] for request in hook.ledger] == ["1", "2", "3"]
+    assert all(request.verified for request in hook.ledger)
     assert second.at_s - first.at_s >= 0.3
     assert third.at_s - second.at_s >= 0.5
     attempts = await rows(any_database, "select status, error from attempts order by number")
-    assert [tuple(one.values()) for one in attempts] == [(500, None), (None, "reset"), (204, None)]
+    assert [tuple(attempt.values()) for attempt in attempts] == [(500, None), (None, "reset"), (204, None)]
 
 
 async def test_after_the_last_delay_a_delivery_is_exhausted(any_database: Database, receivers: Receivers) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "broken", always(Reply(503, body=b"out of order")))
     async with dispatching(any_database, receivers.ca_path):
         await commit(box, funding(1), funding(2))
         await until(any_database, {"exhausted": 2})
         await asyncio.sleep(0.3)
-    assert Counter(one.webhook_id for one in hook.ledger) == Counter(dict.fromkeys(await bodies(any_database), 4))
+    assert Counter(request.webhook_id for request in hook.ledger) == Counter(
+        dict.fromkeys(await bodies(any_database), 4)
+    )
     assert set(await values(any_database, "select excerpt from attempts")) == {"out of order"}
 
 
 async def test_a_receiver_that_answers_410_is_left_alone(any_database: Database, receivers: Receivers) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "gone", always(GONE))
     other = await subscribe(any_database, receivers, "other")
     async with dispatching(any_database, receivers.ca_path, concurrency=1):
@@ -132,7 +134,7 @@ async def test_a_receiver_that_answers_410_is_left_alone(any_database: Database,
 async def test_a_receiver_that_asks_for_a_pause_gets_it_for_everything(
     any_database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "busy", in_turn(retry_after("1"), Reply()))
     other = await subscribe(any_database, receivers, "other")
     async with dispatching(any_database, receivers.ca_path, concurrency=1):
@@ -141,12 +143,12 @@ async def test_a_receiver_that_asks_for_a_pause_gets_it_for_everything(
         await until(any_database, {"delivered": 2, "scheduled": 2})
         await commit(box, funding(3))
         await until(any_database, {"delivered": 6})
-    assert [one.at_s - hook.ledger[0].at_s >= 1 for one in hook.ledger] == [False, True, True, True]
+    assert [request.at_s - hook.ledger[0].at_s >= 1 for request in hook.ledger] == [False, True, True, True]
     assert len(other.accepted) == 3
 
 
 async def test_flaky_receivers_get_everything_in_the_end(any_database: Database, receivers: Receivers) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     failures: list[Answer] = [Reply(500), Reset(), Reply(404), redirect("https://127.0.0.1/")]
     hooks = [
         await subscribe(any_database, receivers, f"hook-{n}", flaky(n, 0.3, answer))
@@ -154,17 +156,17 @@ async def test_flaky_receivers_get_everything_in_the_end(any_database: Database,
     ]
     async with dispatching(any_database, receivers.ca_path, schedule_s=(0.02,) * 15):
         for number in range(0, 60, 10):
-            await commit(box, *(funding(number + one) for one in range(10)))
+            await commit(box, *(funding(number + index) for index in range(10)))
         await until(any_database, {"delivered": 240})
     for hook in hooks:
         assert len(hook.ledger) > len(hook.accepted) == 60
-        assert {one.webhook_id: one.body for one in hook.accepted} == await bodies(any_database)
+        assert {request.webhook_id: request.body for request in hook.accepted} == await bodies(any_database)
         assert hook.bad_signatures == 0
     assert receivers.unexpected == []
 
 
 async def test_a_receiver_that_hangs_stops_no_other(any_database: Database, receivers: Receivers) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hanging = await subscribe(any_database, receivers, "hanging", always(Hang()))
     healthy = await subscribe(any_database, receivers, "healthy")
     async with dispatching(any_database, receivers.ca_path, total_timeout_s=5, schedule_s=(60,), concurrency=30):
@@ -176,14 +178,14 @@ async def test_a_receiver_that_hangs_stops_no_other(any_database: Database, rece
         assert set(await values(any_database, "select status from attempts")) == {200}  # all of the others still hang
     assert await states(any_database) == {"scheduled": 20, "delivered": 20}
     kept = await rows(any_database, "select status, error, count(*)::int as n from attempts group by 1, 2 order by 1")
-    assert [tuple(one.values()) for one in kept] == [(200, None, 20), (None, "timeout", 20)]
+    assert [tuple(item.values()) for item in kept] == [(200, None, 20), (None, "timeout", 20)]
 
 
 async def test_deliveries_are_signed_with_the_time_of_the_database(
     any_database: Database, receivers: Receivers
 ) -> None:
     """Rule D15: whatever the host's clock says; once the database's clock is set right, the next one is right, too."""
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "hook")
     await shift_clock(any_database, 200)
     async with dispatching(any_database, receivers.ca_path):
@@ -192,7 +194,7 @@ async def test_deliveries_are_signed_with_the_time_of_the_database(
         await shift_clock(any_database, 0)
         await commit(box, funding(2))
         await until(any_database, {"delivered": 2})
-    ahead_s = [int(one.headers["webhook-timestamp"]) - time.time() for one in hook.accepted]
+    ahead_s = [int(request.headers["webhook-timestamp"]) - time.time() for request in hook.accepted]
     assert 180 < ahead_s[0] < 220
     assert -20 < ahead_s[1] < 20
     started_at = await values(
@@ -245,9 +247,9 @@ async def gate(tmp_path: Path) -> AsyncIterator[Gate]:
 
 async def pass_through(database: Database, gate: Gate, number: int) -> Outbox:
     """A webhook that posts to the gate, and `number` deliveries for it."""
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     await webhook(database, url=f"{await gate.start()}/")
-    await commit(box, *(funding(one) for one in range(number)))
+    await commit(box, *(funding(index) for index in range(number)))
     return box
 
 
@@ -336,7 +338,7 @@ async def lone_database(any_postgres: ServerAddress) -> AsyncIterator[Database]:
 
 
 async def test_a_commit_wakes_the_dispatcher_at_once(lone_database: Database, receivers: Receivers) -> None:
-    box = await simple_world(lone_database)
+    box = await simple_simulation(lone_database)
     hook = await subscribe(lone_database, receivers, "hook")
     delays = []
     async with dispatching(lone_database, receivers.ca_path, poll_s=30):
@@ -355,7 +357,7 @@ async def test_without_the_notice_it_would_sleep_on(
 ) -> None:
     """Negative control of the test above."""
     monkeypatch.setattr(outbox, "DELIVERIES_CHANNEL", "nobody_listens")
-    box = await simple_world(lone_database)
+    box = await simple_simulation(lone_database)
     hook = await subscribe(lone_database, receivers, "hook")
     async with dispatching(lone_database, receivers.ca_path, poll_s=30):
         await listening(lone_database)
@@ -369,7 +371,7 @@ async def test_a_lost_notice_costs_no_more_than_the_poll_interval(
     lone_database: Database, receivers: Receivers
 ) -> None:
     """Rules I21 and I25: the listener's connection is killed again and again, and it always comes back."""
-    box = await simple_world(lone_database)
+    box = await simple_simulation(lone_database)
     hook = await subscribe(lone_database, receivers, "hook")
     async with dispatching(lone_database, receivers.ca_path, poll_s=0.2):
         killed: list[int] = []
@@ -394,7 +396,7 @@ async def kill_all(server: ServerAddress, name: str) -> None:
 async def test_killed_connections_lose_nothing(
     any_postgres: ServerAddress, lone_database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(lone_database)
+    box = await simple_simulation(lone_database)
     hook = await subscribe(lone_database, receivers, "hook")
     await commit(box, *(funding(number) for number in range(300)))
     (name,) = await values(lone_database, "select current_database()")
@@ -404,7 +406,7 @@ async def test_killed_connections_lose_nothing(
             await kill_all(any_postgres, name)
         await until(lone_database, {"delivered": 300})
     await assert_delivered(lone_database, 300)
-    assert {one.webhook_id: one.body for one in hook.accepted} == await bodies(lone_database)
+    assert {request.webhook_id: request.body for request in hook.accepted} == await bodies(lone_database)
     assert len(hook.ledger) <= 300 + 4 * 16  # rule P5: at most what was in flight, once more each
 
 
@@ -412,7 +414,7 @@ async def test_results_that_cannot_be_stored_at_once_are_stored_later(
     any_database: Database, receivers: Receivers
 ) -> None:
     """Rule I28: the server dies at each COMMIT for a while. Nothing is posted twice, for the answers are known."""
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "hook")
     async with any_database.transaction() as connection:
         await connection.execute(
@@ -435,23 +437,25 @@ async def test_results_that_cannot_be_stored_at_once_are_stored_later(
 async def test_two_dispatchers_share_the_work_and_post_everything_once(
     any_database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "hook")
     async with (
         dispatching(any_database, receivers.ca_path, concurrency=16, seed=1),
         dispatching(any_database, receivers.ca_path, concurrency=16, seed=2),
     ):
         for number in range(0, 500, 100):
-            await commit(box, *(funding(number + one) for one in range(100)))
+            await commit(box, *(funding(number + index) for index in range(100)))
         await until(any_database, {"delivered": 500})
-    assert Counter(one.webhook_id for one in hook.ledger) == Counter(dict.fromkeys(await bodies(any_database), 1))
+    assert Counter(request.webhook_id for request in hook.ledger) == Counter(
+        dict.fromkeys(await bodies(any_database), 1)
+    )
 
 
 async def test_work_that_a_dead_process_held_is_done_when_its_lease_ends(
     any_database: Database, receivers: Receivers
 ) -> None:
     """Rules P10, I22 and I23: thousands of rows that are held for longer do not hide the one that is free again."""
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "hook")
     await commit(box, *(funding(number) for number in range(2_000)))
     await claim(any_database, ClaimRequest(1_999, UUID(int=1), 3600, per_webhook=5_000))
@@ -464,7 +468,7 @@ async def test_work_that_a_dead_process_held_is_done_when_its_lease_ends(
 async def test_delivered_before_it_was_sent_would_be_seen(
     any_database: Database, receivers: Receivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: the ledger tells a delivery that nobody received."""
+    """Negative control: the ledger reports a delivery that nobody received."""
 
     async def hasty(database: Database, request: ClaimRequest) -> Claim:
         claimed = await claim(database, request)
@@ -477,7 +481,7 @@ async def test_delivered_before_it_was_sent_would_be_seen(
         return claimed
 
     monkeypatch.setattr(deliveries, "claim", hasty)
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook = await subscribe(any_database, receivers, "hook", always(Reply(500)))
     with pytest.raises(AssertionError, match="delivered without a 2xx"):
         async with dispatching(any_database, receivers.ca_path):

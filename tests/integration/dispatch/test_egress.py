@@ -154,7 +154,7 @@ async def test_a_public_address_of_this_host_is_refused(monkeypatch: pytest.Monk
     await guard.close()
 
 
-def test_own_addresses_are_told_from_others() -> None:
+def test_own_addresses_are_distinguished_from_others() -> None:
     assert is_own_address("127.0.0.1")
     assert not is_own_address("192.0.2.1")
     assert not is_own_address("2001:db8::1")

@@ -17,7 +17,7 @@ from store_factories import (
     rows,
     settlement,
     shift_clock,
-    simple_world,
+    simple_simulation,
     some_deliveries,
     states,
     take,
@@ -36,15 +36,15 @@ HOUR_S = 3600.0
 async def fail(database: Database, deliveries: Iterable[Delivery], after_s: float = 5.0) -> Settled:
     """Settles attempts that began now and were answered with 500."""
     now = await database.now()
-    attempts = [settlement(one, "scheduled", 500, after_s=after_s) for one in deliveries]
-    return await settle(database, [replace(one, started_at=now) for one in attempts])
+    attempts = [settlement(delivery, "scheduled", 500, after_s=after_s) for delivery in deliveries]
+    return await settle(database, [replace(attempt, started_at=now) for attempt in attempts])
 
 
 async def succeed(database: Database, deliveries: Iterable[Delivery]) -> Settled:
-    return await settle(database, [settlement(one) for one in deliveries])
+    return await settle(database, [settlement(delivery) for delivery in deliveries])
 
 
-async def told(database: Database) -> list[tuple[str, str | None, int]]:
+async def reported(database: Database) -> list[tuple[str, str | None, int]]:
     """The notices for the operator so far: kind, reason and count, oldest first."""
     found = await rows(database, "select kind, reason, count from notices order by created_at, kind")
     return [(row["kind"], row["reason"], row["count"]) for row in found]
@@ -59,7 +59,7 @@ async def in_turn(database: Database, limit: int, times: int) -> list[dict[str, 
     shares, after = [], ""
     for _ in range(times):
         claim = await take(database, limit, 3, after)
-        shares.append(dict(Counter(one.webhook_id for one in claim.deliveries)))
+        shares.append(dict(Counter(delivery.webhook_id for delivery in claim.deliveries)))
         after = claim.last
     return shares
 
@@ -69,7 +69,7 @@ async def test_no_webhook_has_more_in_flight_than_it_may(any_database: Database)
     first = await claimed(any_database)
     assert len(first) == 10
     assert await claimed(any_database) == ()
-    assert await next_due_s(any_database) is None  # whoever settles looks again
+    assert await next_due_s(any_database) is None  # the settlement queries again
     await succeed(any_database, first[:3])
     assert await next_due_s(any_database) == 0
     assert len(await claimed(any_database)) == 3
@@ -84,18 +84,18 @@ async def test_two_processes_together_give_a_webhook_no_more_than_it_may_have(an
 
 
 async def test_webhooks_take_turns(any_database: Database) -> None:
-    outbox = await simple_world(any_database)
+    outbox = await simple_simulation(any_database)
     one, two, three, four = sorted([(await webhook(any_database)).id for _ in range(4)])
     await commit(outbox, *(funding(number) for number in range(20)))
     assert await in_turn(any_database, 5, 4) == [{one: 3, two: 2}, {three: 3, four: 2}, {two: 1, four: 1}, {}]
 
 
 async def test_where_slots_are_scarce_those_that_accepted_of_late_keep_theirs(any_database: Database) -> None:
-    outbox = await simple_world(any_database)
+    outbox = await simple_simulation(any_database)
     good, silent = sorted([(await webhook(any_database)).id for _ in range(2)])
     await commit(outbox, *(funding(number) for number in range(20)))
     claim = await take(any_database, 500, 10, scarce=Scarce(3, (good,)))
-    assert Counter(one.webhook_id for one in claim.deliveries) == {good: 10, silent: 3}
+    assert Counter(delivery.webhook_id for delivery in claim.deliveries) == {good: 10, silent: 3}
     assert (await take(any_database, 500, 10, scarce=Scarce(2, ()))).deliveries == ()
     assert len((await take(any_database, 500, 10)).deliveries) == 7
 
@@ -105,7 +105,7 @@ async def test_first_attempts_never_wait_behind_retries(any_database: Database) 
     await fail(any_database, await claimed(any_database), after_s=1.0)
     await shift_clock(any_database, 100)
     await commit(outbox, funding(50), funding(51))
-    attempts = [one.attempt for one in await claimed(any_database, 3)]
+    attempts = [delivery.attempt for delivery in await claimed(any_database, 3)]
     assert sorted(attempts) == [1, 1, 2]
 
 
@@ -117,16 +117,16 @@ async def test_after_five_failures_in_a_row_one_is_tried_after_each_pause(any_da
     assert [one.webhook_id for one in last.parked] == [dead.id]
     assert await claimed(any_database) == ()
     await commit(outbox, funding(60))
-    assert [one.webhook_id for one in await claimed(any_database)] == [healthy.id]
+    assert [delivery.webhook_id for delivery in await claimed(any_database)] == [healthy.id]
     at_s = 0.0
     for pause_s in (30, 60, 120, 240, 480, 600, 600):
         due_s = await next_due_s(any_database)
         assert due_s is not None
         await shift_clock(any_database, at_s + pause_s - 2)
-        assert [one for one in await claimed(any_database) if one.webhook_id == dead.id] == []
+        assert [delivery for delivery in await claimed(any_database) if delivery.webhook_id == dead.id] == []
         at_s += pause_s + 1
         await shift_clock(any_database, at_s)
-        probe = [one for one in await claimed(any_database) if one.webhook_id == dead.id]
+        probe = [delivery for delivery in await claimed(any_database) if delivery.webhook_id == dead.id]
         assert len(probe) == 1
         assert len((await fail(any_database, probe, after_s=1.0)).parked) == 1
     await assert_ledger(any_database)
@@ -153,7 +153,7 @@ async def test_the_probe_is_the_oldest_delivery_that_is_due_retries_included(any
     (probe,) = await claimed(any_database)
     assert (probe.id, probe.attempt) == (min(one.id for one in tried), 2)
     await succeed(any_database, [probe])
-    assert sorted(one.attempt for one in await claimed(any_database)) == [1] * 4 + [2] * 4
+    assert sorted(delivery.attempt for delivery in await claimed(any_database)) == [1] * 4 + [2] * 4
 
 
 async def test_ten_failures_at_once_park_once(any_database: Database) -> None:
@@ -168,9 +168,9 @@ async def test_a_receiver_that_is_down_for_five_days_is_switched_off_and_loses_n
     for hour in range(8 * 24):
         await shift_clock(any_database, hour * HOUR_S)
         if found := await claimed(any_database):
-            before = await told(any_database)
+            before = await reported(any_database)
             await fail(any_database, found)
-            if new := (await told(any_database))[len(before) :]:
+            if new := (await reported(any_database))[len(before) :]:
                 heard_at[hour] = new
     assert heard_at == {60: [("webhook_failing", None, 1)], 120: [("webhook_disabled", "failing", 1)]}
     (stored,) = await rows(any_database, "select active, disabled_reason from webhooks")
@@ -185,7 +185,7 @@ async def test_a_receiver_that_is_down_for_five_days_is_switched_off_and_loses_n
         await succeed(any_database, found)
     assert await states(any_database) == {"delivered": 30}
     assert await values(any_database, "select distinct failures from webhooks") == [0]
-    assert (await told(any_database))[2:] == [("webhook_enabled", None, 1)]
+    assert (await reported(any_database))[2:] == [("webhook_enabled", None, 1)]
     await assert_ledger(any_database)
 
 
@@ -193,15 +193,15 @@ async def test_an_operator_hears_of_exhausted_deliveries_once_a_batch(any_databa
     _, one = await some_deliveries(any_database, 7)
     first = await claimed(any_database, 4)
     await settle(any_database, [settlement(each, "exhausted", 500) for each in first])
-    assert await told(any_database) == [("delivery_exhausted", None, 4)]
+    assert await reported(any_database) == [("delivery_exhausted", None, 4)]
     assert await values(any_database, "select webhook_id from notices") == [one.id]
     (other,) = await claimed(any_database, 1)
     await shift_clock(any_database, 120)
-    (again,) = [each for each in await claimed(any_database) if each.id == other.id]
+    (again,) = [delivery for delivery in await claimed(any_database) if delivery.id == other.id]
     assert (await settle(any_database, [settlement(other, "exhausted", 500)])).held == 0
-    assert len(await told(any_database)) == 1, "who lost the lease invents nothing"
+    assert len(await reported(any_database)) == 1, "who lost the lease invents nothing"
     await settle(any_database, [settlement(again, "exhausted", 500)])
-    assert (await told(any_database))[1:] == [("delivery_exhausted", None, 1)]
+    assert (await reported(any_database))[1:] == [("delivery_exhausted", None, 1)]
 
 
 async def test_sporadic_failures_never_switch_off(any_database: Database) -> None:

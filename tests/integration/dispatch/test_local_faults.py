@@ -19,7 +19,7 @@ from aiohttp.connector import AddrInfoType
 from dispatch_factories import NEVER, bodies, subscribe, until
 from name_server import name_server
 from sender_factories import BODY, HEADERS, LOOPBACK, NAME, OK, receiving, sender
-from store_factories import KEY, change, commit, funding, rows, simple_world, some_deliveries, states, take, values
+from store_factories import KEY, change, commit, funding, rows, simple_simulation, some_deliveries, states, take, values
 from timeouts import WAIT_TIMEOUT_S
 from vaultevents.core.errors import LocalFault
 from vaultevents.devnet.certificates import Authority
@@ -149,7 +149,7 @@ async def test_a_fault_of_this_host_costs_no_attempt_and_no_health(
     database: Database, receivers: Receivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts, "PUT_BACK_S", 0.1)
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     hook = await subscribe(database, receivers, "good")
     guard = Repairable(LOOPBACK)
     async with working(database, receivers, guard):
@@ -169,7 +169,7 @@ async def test_a_fault_of_this_host_costs_no_attempt_and_no_health(
         async with asyncio.timeout(WAIT_TIMEOUT_S):
             while await values(database, "select status from resends") != [200]:
                 await asyncio.sleep(0.01)
-    assert {one.headers["x-vaultevents-attempt"] for one in hook.ledger} == {"1"}
+    assert {request.headers["x-vaultevents-attempt"] for request in hook.ledger} == {"1"}
     assert len(hook.ledger) == 21
     assert await values(database, "select distinct number from attempts") == [1]
     assert len(await bodies(database)) == 20

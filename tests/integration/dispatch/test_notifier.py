@@ -1,4 +1,4 @@
-"""Notices at a real TLS receiver: signed, repeated with one id, told once in the log."""
+"""Notices at a real TLS receiver: signed, repeated with one id, reported once in the log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from store_factories import rows, shift_clock, simple_world, webhook
+from store_factories import rows, shift_clock, simple_simulation, webhook
 from timeouts import WAIT_TIMEOUT_S
 from vaultevents import metrics
 from vaultevents.config import given
@@ -62,7 +62,7 @@ async def notifying(database: Database, receivers: Receivers, url: str | None) -
 
 
 async def exhausted(database: Database, count: int) -> str:
-    await simple_world(database)
+    await simple_simulation(database)
     webhook_id = (await webhook(database)).id
     async with database.transaction() as connection:
         await record(connection, [Notice("delivery_exhausted", webhook_id)] * count)
@@ -97,7 +97,7 @@ async def test_a_notice_is_posted_until_it_is_accepted_and_logged_once(
     assert [line["event"] for line in lines] == ["delivery_exhausted"]
 
 
-async def test_without_a_url_the_log_tells(database: Database, receivers: Receivers) -> None:
+async def test_without_a_url_the_log_reports(database: Database, receivers: Receivers) -> None:
     await exhausted(database, 1)
     with capture_logs() as lines:
         async with notifying(database, receivers, None):

@@ -19,7 +19,7 @@ from store_factories import (
     funding,
     rows,
     shift_clock,
-    simple_world,
+    simple_simulation,
     some_deliveries,
     take,
     values,
@@ -45,7 +45,7 @@ async def receivers(tmp_path: Path) -> AsyncIterator[Receivers]:
 async def signing(database: Database) -> list[str]:
     """The secrets with which the next delivery would be signed, newest first."""
     (delivery,) = (await take(database, 1)).deliveries
-    return [open_sealed(KEY, one.sealed, delivery.webhook_id).reveal() for one in delivery.target.secrets]
+    return [open_sealed(KEY, secret.sealed, delivery.webhook_id).reveal() for secret in delivery.target.secrets]
 
 
 async def number_of_secrets(database: Database) -> int:
@@ -137,12 +137,12 @@ async def test_the_role_of_the_api_cannot_keep_a_former_secret_alive(any_databas
             async with any_database.of_account("acme") as connection:
                 await connection.fetchval(CALL, one.id, overlap_s)
     assert await ends(any_database) == [None]
-    told = []
+    reported = []
     for _ in range(3):  # again and again gives no secret a second week
         async with any_database.of_account("acme") as connection:
-            told.append(await connection.fetchval(CALL, one.id, 7 * 24 * HOUR_S))
-        assert await ends(any_database) == [None, told[-1]]
-    assert told == sorted(told)
+            reported.append(await connection.fetchval(CALL, one.id, 7 * 24 * HOUR_S))
+        assert await ends(any_database) == [None, reported[-1]]
+    assert reported == sorted(reported)
     assert await values(any_database, "select distinct key_id from webhook_secrets") == ["some key"], (
         "the first is gone"
     )
@@ -205,7 +205,7 @@ async def test_under_load_each_delivery_verifies_with_a_secret_that_was_valid_th
     database: Database, receivers: Receivers
 ) -> None:
     """Old or new until the end of the overlap, only new after it; what was in flight at a change may be either."""
-    box, hook = await simple_world(database), receivers.hook("acme")
+    box, hook = await simple_simulation(database), receivers.hook("acme")
     one = await webhook(database, url=hook.url)
     async with delivering(database, receivers, KEY), traffic(box):
         before = len(await hook.arrivals(30))
@@ -218,7 +218,7 @@ async def test_under_load_each_delivery_verifies_with_a_secret_that_was_valid_th
             await asyncio.sleep(0.01)
         over = len(hook.ledger) + PER_WEBHOOK
         await hook.arrivals(over + 30)
-    signed = [(verifies(one.secret, each), verifies(newer, each)) for each in hook.ledger]
+    signed = [(verifies(one.secret, request), verifies(newer, request)) for request in hook.ledger]
     assert set(signed[:before]) == {(True, False)}
     assert set(signed[rotated:ending]) == {(True, True)}
     assert set(signed[over:]) == {(False, True)}
@@ -226,7 +226,7 @@ async def test_under_load_each_delivery_verifies_with_a_secret_that_was_valid_th
 
 
 async def test_what_was_unsealed_before_does_not_sign_after_a_change(database: Database, receivers: Receivers) -> None:
-    box, hook = await simple_world(database), receivers.hook("acme")
+    box, hook = await simple_simulation(database), receivers.hook("acme")
     one = await webhook(database, url=hook.url)
     async with delivering(database, receivers, KEY):
         await commit(box, funding(1))
@@ -234,5 +234,5 @@ async def test_what_was_unsealed_before_does_not_sign_after_a_change(database: D
         newer, _ = await rotate(database, one, 0)
         await commit(box, funding(2))
         await hook.arrivals(2)
-    signed = [(verifies(one.secret, each), verifies(newer, each)) for each in hook.ledger]
+    signed = [(verifies(one.secret, request), verifies(newer, request)) for request in hook.ledger]
     assert signed == [(True, False), (False, True)]

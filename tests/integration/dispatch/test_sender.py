@@ -175,16 +175,16 @@ async def test_a_hanging_receiver_holds_up_nobody_else(authority: Authority) -> 
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 
 
-def on(loop: Callable[[], asyncio.AbstractEventLoop], story: Coroutine[None, None, None]) -> None:
+def on(loop: Callable[[], asyncio.AbstractEventLoop], scenario: Coroutine[None, None, None]) -> None:
     with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(story)
+        runner.run(scenario)
 
 
 @LOOPS
 def test_attempts_that_share_connections_each_get_a_reply(
     loop: Callable[[], asyncio.AbstractEventLoop], authority: Authority
 ) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         async with receiving(OK, authority.server(NAME)) as receiver, sender(authority) as sending:
 
             async def stream() -> list[Reply]:
@@ -192,11 +192,11 @@ def test_attempts_that_share_connections_each_get_a_reply(
 
             # More streams than idle connections: a connection is taken again the moment it is free.
             streams = await asyncio.gather(*(stream() for _ in range(20)))
-            assert {(one.status, one.error, one.excerpt) for some in streams for one in some} == {(200, None, "ok")}
+            assert {(item.status, item.error, item.excerpt) for some in streams for item in some} == {(200, None, "ok")}
             assert len(receiver.requests) == 400
             assert receiver.connections <= 20
 
-    on(loop, story())
+    on(loop, scenario())
 
 
 async def test_a_slow_phase_shows_in_its_own_field(authority: Authority) -> None:
@@ -260,7 +260,7 @@ async def test_a_connection_closed_right_after_its_answer_costs_no_attempt(autho
 
     async with receiving(last, authority.server(NAME)) as receiver, sender(authority) as sending:
         replies = [await sending.send(receiver.url, BODY, HEADERS) for _ in range(20)]
-        assert {(one.status, one.error) for one in replies} == {(200, None)}
+        assert {(reply.status, reply.error) for reply in replies} == {(200, None)}
         assert receiver.connections == len(receiver.requests) == 20
 
 
@@ -317,8 +317,8 @@ async def test_attempts_that_are_cancelled_at_their_deadline_keep_no_other_from_
         others: list[asyncio.Task[Reply]] = []
 
         def cancel_others(_: Reply) -> None:
-            for one in others:
-                one.cancel()
+            for other in others:
+                other.cancel()
 
         assert sending.try_post(receiver.url, BODY, HEADERS, cancel_others)
         others += [asyncio.create_task(sending.send(receiver.url, BODY, HEADERS)) for _ in range(8)]

@@ -237,23 +237,23 @@ async def test_an_answer_split_at_any_byte_is_the_same_reply(answer: bytes, auth
 
     async with receiving(split, authority.server(NAME)) as receiver, sender(authority) as sending:
         replies = [await sending.send(receiver.url, BODY, HEADERS) for _ in range(len(answer))]
-        assert len({(one.status, one.error, one.retry_after, one.excerpt) for one in replies}) == 1
+        assert len({(reply.status, reply.error, reply.retry_after, reply.excerpt) for reply in replies}) == 1
         assert replies[0].excerpt == "hello"
         assert receiver.connections == 1
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
 async def test_an_answer_that_comes_byte_by_byte_is_the_same_reply(answer: bytes, authority: Authority) -> None:
-    async def spell_then_tell(writer: asyncio.StreamWriter) -> None:
+    async def send_bytes_then_reply(writer: asyncio.StreamWriter) -> None:
         for at in range(len(answer) if len(receiver.requests) == 1 else 0):
             writer.write(answer[at : at + 1])
             await asyncio.sleep(0.001)
         if len(receiver.requests) == 2:
             writer.write(answer)
 
-    async with receiving(spell_then_tell, authority.server(NAME)) as receiver, sender(authority) as sending:
-        spelt, told = [await sending.send(receiver.url, BODY, HEADERS) for _ in range(2)]
-        assert (spelt.status, spelt.retry_after, spelt.excerpt) == (told.status, told.retry_after, "hello")
+    async with receiving(send_bytes_then_reply, authority.server(NAME)) as receiver, sender(authority) as sending:
+        spelt, reported = [await sending.send(receiver.url, BODY, HEADERS) for _ in range(2)]
+        assert (spelt.status, spelt.retry_after, spelt.excerpt) == (reported.status, reported.retry_after, "hello")
         assert receiver.connections == 1
 
 
@@ -316,7 +316,7 @@ async def test_a_status_without_a_body_has_none(status: int, authority: Authorit
     for answer, connections in ((bare, 1), (bare + b"hello", 2)):
         async with receiving(answer, authority.server(NAME)) as receiver, sender(authority) as sending:
             replies = [await sending.send(receiver.url, BODY, HEADERS) for _ in range(2)]
-            assert {(one.status, one.excerpt) for one in replies} == {(status, "")}
+            assert {(reply.status, reply.excerpt) for reply in replies} == {(status, "")}
             assert receiver.connections == connections
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import evm
 from rotation_factories import delivering, rotate, verifies
-from store_factories import KEY, commit, funding, simple_world, webhook
+from store_factories import KEY, commit, funding, simple_simulation, webhook
 from vaultevents.devnet.receivers import Received, Receivers
 from vaultevents.store.pool import Database
 
@@ -66,7 +66,7 @@ def in_javascript(secret: str, received: Sequence[Received]) -> list[Verdict]:
         command, cwd=evm.CONTRACTS, input=json.dumps(asked), capture_output=True, text=True, check=False, timeout=30
     )
     assert done.returncode == 0, done.stderr
-    return [Verdict(**one) for one in json.loads(done.stdout)]
+    return [Verdict(**load) for load in json.loads(done.stdout)]
 
 
 @pytest.fixture(params=[in_python, in_javascript])
@@ -87,7 +87,7 @@ async def test_every_delivery_of_a_rotation_verifies(
     database: Database, receivers: Receivers, library: Library
 ) -> None:
     """Before it with the old secret, then with either, at last with the new one; the plain header changes at once."""
-    box, hook = await simple_world(database), receivers.hook("acme")
+    box, hook = await simple_simulation(database), receivers.hook("acme")
     one = await webhook(database, url=hook.url)
     async with delivering(database, receivers, KEY, plain_header=PLAIN_HEADER):
         await commit(box, funding(1))
@@ -109,7 +109,7 @@ async def test_what_was_tampered_with_does_not_verify(
     database: Database, receivers: Receivers, library: Library
 ) -> None:
     """The negative control: another body, id, time, secret, and a signature of another version."""
-    box, hook = await simple_world(database), receivers.hook("acme")
+    box, hook = await simple_simulation(database), receivers.hook("acme")
     one = await webhook(database, url=hook.url)
     async with delivering(database, receivers, KEY, plain_header=PLAIN_HEADER):
         await commit(box, funding(1))

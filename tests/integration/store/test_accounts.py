@@ -45,7 +45,7 @@ async def stored(database: Database, vault_id: str = "v1", account_id: str = "ac
 
 
 async def open_backfills(database: Database) -> list[Span]:
-    return [Span(one.position + 1, one.stop or 0) for one in await Outbox(database).backfills("logs")]
+    return [Span(backfill.position + 1, backfill.stop or 0) for backfill in await Outbox(database).backfills("logs")]
 
 
 async def test_accounts_have_an_id_of_their_own_for_ever(any_database: Database) -> None:
@@ -297,8 +297,8 @@ async def test_of_several_who_register_the_same_one_succeeds(any_database: Datab
         *(vault(any_database, f"v{n}", at="v1", first_block=400) for n in range(2, 6)),
         return_exceptions=True,
     )
-    assert sum(isinstance(one, Registered) for one in results) == 1
-    assert sum(isinstance(one, InputError) for one in results) == 8
+    assert sum(isinstance(result, Registered) for result in results) == 1
+    assert sum(isinstance(result, InputError) for result in results) == 8
     assert await open_backfills(any_database) == [Span(400, 1_000)]
 
 

@@ -21,7 +21,7 @@ from store_factories import (
     rows,
     settlement,
     shift_clock,
-    simple_world,
+    simple_simulation,
     take,
     target_of,
     values,
@@ -132,7 +132,7 @@ async def test_of_two_replicas_with_one_code_one_wins_and_the_other_is_no_guess(
     assert await changes(any_database) == 5
 
 
-async def test_a_used_code_and_those_before_it_are_told_apart_from_guesses(any_database: Database) -> None:
+async def test_a_used_code_and_those_before_it_are_distinguished_from_guesses(any_database: Database) -> None:
     await account(any_database)
     acme = await enrolled(any_database)
     earlier = acme.grant().code
@@ -179,7 +179,7 @@ async def test_a_change_that_forgets_to_step_up_is_not_made(any_database: Databa
     assert await outcome(any_database, grant) == "changed"
 
 
-async def test_no_factor_and_no_code_are_each_told_and_cost_nothing(any_database: Database) -> None:
+async def test_no_factor_and_no_code_are_each_reported_and_cost_nothing(any_database: Database) -> None:
     await account(any_database)
     stranger = Customer("acme", "GEZDGNBVGY3TQOJQGEZDGNBVGY3TQOJQ")
     refused = await refusal(any_database, stranger.grant())
@@ -318,7 +318,7 @@ WRITTEN_ONLY = {"notices", "flag_changes", "due_webhooks"}  # for the operator a
 
 async def full_house(database: Database) -> None:
     """Two accounts, each with a row in every table that has an owner."""
-    outbox = await simple_world(database)
+    outbox = await simple_simulation(database)
     await account(database, "umbra")
     await vault(database, "v1", account_id="umbra", first_block=1)
     for name in ("acme", "umbra"):
@@ -336,11 +336,11 @@ async def full_house(database: Database) -> None:
         async with action(database, customer.grant()) as connection:
             await resends.request_test(connection, name, subscription.id, "test", b"{}")
     await commit(outbox, funding(1))
-    await deliveries.settle(database, [settlement(one) for one in (await take(database)).deliveries])
+    await deliveries.settle(database, [settlement(delivery) for delivery in (await take(database)).deliveries])
     await shift_clock(database, 2 * 24 * 3600)
     await prune(database, timedelta(days=1), pause_s=0)
     await commit(outbox, funding(2))
-    await deliveries.settle(database, [settlement(one) for one in (await take(database)).deliveries])
+    await deliveries.settle(database, [settlement(delivery) for delivery in (await take(database)).deliveries])
     await commit(outbox, funding(3))
     await take(database)
 
@@ -401,7 +401,9 @@ async def forbidden(database: Database, statement: str, account_id: str = "acme"
         "create table mine (id int)",
     ],
 )
-async def test_the_api_cannot_read_sealed_secrets_or_change_what_is_told(database: Database, statement: str) -> None:
+async def test_the_api_cannot_read_sealed_secrets_or_change_what_is_reported(
+    database: Database, statement: str
+) -> None:
     await forbidden(database, statement)
 
 

@@ -20,7 +20,7 @@ from store_factories import (
     rows,
     settlement,
     shift_clock,
-    simple_world,
+    simple_simulation,
     some_deliveries,
     states,
     take,
@@ -68,7 +68,7 @@ async def test_claims_take_the_longest_due_first_and_no_more_than_asked_for(any_
     await some_deliveries(any_database, 5)
     await change(any_database, "update queue set due_at = db_now() - make_interval(secs => delivery_id % 4)")
     await change(any_database, "update queue set due_at = db_now() + interval '1 h' where delivery_id = 2")
-    claimed = [{one.id for one in (await take(any_database, limit)).deliveries} for limit in (1, 2, 9, 9)]
+    claimed = [{delivery.id for delivery in (await take(any_database, limit)).deliveries} for limit in (1, 2, 9, 9)]
     assert claimed == [{3}, {1, 5}, {4}, set()]
     assert [one.deliveries for one in (await take(any_database), await take(any_database))] == [(), ()]
 
@@ -99,7 +99,7 @@ async def test_two_claimers_share_the_work(any_database: Database) -> None:
         mine = 0
         while len(taken) < 200:  # one claims nothing while the other one claims from the same webhook
             found = (await take(any_database, 7)).deliveries
-            taken.extend(one.id for one in found)
+            taken.extend(item.id for item in found)
             mine += len(found)
         return mine
 
@@ -115,8 +115,8 @@ async def test_a_lease_that_is_being_settled_is_neither_waited_for_nor_ended(any
     async with any_database.transaction() as settling:
         await settling.execute("select from leases for update")
         async with asyncio.timeout(WAIT_TIMEOUT_S):
-            assert [one.id for one in (await take(any_database)).deliveries] == [3]
-    assert sorted(one.id for one in (await take(any_database)).deliveries) == [1, 2]
+            assert [delivery.id for delivery in (await take(any_database)).deliveries] == [3]
+    assert sorted(delivery.id for delivery in (await take(any_database)).deliveries) == [1, 2]
 
 
 async def test_leases_that_ended_leave_nothing_behind(any_database: Database) -> None:
@@ -148,11 +148,11 @@ async def test_of_one_batch_those_that_lost_their_lease_change_nothing(any_datab
     await shift_clock(any_database, LEASE_S + 1)
     others = (await take(any_database)).deliveries
     assert len(others) == 4
-    held = [one for one in others if one.id not in {each.id for each in frozen}]
+    held = [other for other in others if other.id not in {each.id for each in frozen}]
     batch = [*(settlement(one, "exhausted", 500) for one in frozen), *(settlement(one) for one in held)]
     assert (await settle(any_database, batch)).held == 2
     assert await states(any_database) == {"delivered": 2, "scheduled": 2}
-    assert (await settle(any_database, [settlement(one) for one in others])).held == 2
+    assert (await settle(any_database, [settlement(other) for other in others])).held == 2
     assert await states(any_database) == {"delivered": 4}
     await assert_ledger(any_database)
 
@@ -311,7 +311,7 @@ async def test_one_answer_410_disables_and_parks_everything(any_database: Databa
     assert (await settle(any_database, done)).held == 2
     assert await states(any_database) == {"parked": 5, "scheduled": 1, "delivered": 1}
     await commit(outbox, funding(11))
-    assert [each.webhook_id for each in (await take(any_database)).deliveries] == [other.id, other.id]
+    assert [delivery.webhook_id for delivery in (await take(any_database)).deliveries] == [other.id, other.id]
     await assert_ledger(any_database)
 
 
@@ -322,7 +322,7 @@ async def test_answers_410_in_one_batch_and_from_two_senders_disable_once(any_da
     done = await asyncio.gather(
         *(settle(any_database, [settlement(each, "parked", 410, gone=True) for each in batch]) for batch in batches)
     )
-    assert [one.held for one in done] == [2, 2]
+    assert [outcome.held for outcome in done] == [2, 2]
     assert await states(any_database) == {"parked": 4}
     assert await values(any_database, "select count(*)::int from webhook_revisions") == [2]
     await assert_ledger(any_database)
@@ -347,11 +347,13 @@ async def test_retry_after_parks_the_whole_webhook_and_no_other(any_database: Da
     hinted = settlement(busy, "scheduled", 429, after_s=600.0, park_s=600.0)
     assert (await settle(any_database, [hinted])).held == 1
     await commit(outbox, funding(11))
-    assert [each.webhook_id for each in (await take(any_database)).deliveries] == [other.id] * 2
+    assert [delivery.webhook_id for delivery in (await take(any_database)).deliveries] == [other.id] * 2
     await shift_clock(any_database, 599)
-    assert {each.webhook_id for each in (await take(any_database)).deliveries} == {other.id}  # its leases are over
+    assert {delivery.webhook_id for delivery in (await take(any_database)).deliveries} == {
+        other.id
+    }  # its leases are over
     await shift_clock(any_database, 601)
-    assert [each.webhook_id for each in (await take(any_database)).deliveries] == [one.id] * 5
+    assert [delivery.webhook_id for delivery in (await take(any_database)).deliveries] == [one.id] * 5
     await shift_clock(any_database, 3601)
     assert len((await take(any_database)).deliveries) == 6 + 2
     await assert_ledger(any_database)
@@ -383,7 +385,7 @@ async def test_what_is_in_flight_when_its_webhook_is_parked_is_not_tried_before(
     assert due_s is not None
     assert 5 < due_s <= 10
     await shift_clock(any_database, 601)
-    assert {each.id for each in (await take(any_database)).deliveries} == {busy.id, failed.id, orphan.id}
+    assert {delivery.id for delivery in (await take(any_database)).deliveries} == {busy.id, failed.id, orphan.id}
 
 
 async def test_parked_rows_do_not_stand_in_the_way_of_others(any_database: Database) -> None:
@@ -395,7 +397,7 @@ async def test_parked_rows_do_not_stand_in_the_way_of_others(any_database: Datab
     found: list[Delivery] = []
     for _ in range(4):
         found += (await take(any_database, 10)).deliveries
-    assert [each.webhook_id for each in found] == [other.id]
+    assert [item.webhook_id for item in found] == [other.id]
 
 
 async def test_both_secrets_of_a_rotation_are_there_until_the_old_one_ends(any_database: Database) -> None:
@@ -441,7 +443,7 @@ async def test_no_secret_can_be_read_from_the_database(any_database: Database) -
 
 
 async def test_when_the_next_one_is_due(any_database: Database) -> None:
-    outbox = await simple_world(any_database)
+    outbox = await simple_simulation(any_database)
     assert await next_due_s(any_database) is None
     one = await webhook(any_database)
     await commit(outbox, funding(1), funding(2))
@@ -479,6 +481,8 @@ async def test_claims_of_two_accounts_stay_their_own(any_database: Database) -> 
     await vault(any_database, "u1", account_id="umbra", at="v1", first_block=1)
     two = await webhook(any_database, account_id="umbra")
     await commit(outbox, funding(7))
-    claimed = {(each.webhook_id, each.event_id.split("_")[2]) for each in (await take(any_database)).deliveries}
+    claimed = {
+        (delivery.webhook_id, delivery.event_id.split("_")[2]) for delivery in (await take(any_database)).deliveries
+    }
     assert claimed == {(one.id, "acme"), (two.id, "umbra")}
     await assert_ledger(any_database)

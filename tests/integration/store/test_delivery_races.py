@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 
 @asynccontextmanager
 async def holding(database: Database, query: str, *arguments: object) -> AsyncIterator[None]:
-    """Locks what others will need, so that they meet in the order of the story."""
+    """Locks what others will need, so that they meet in the order of the scenario."""
     async with database.transaction() as held:
         await held.execute(query, *arguments)
         yield
@@ -55,7 +55,7 @@ async def test_a_settle_and_a_cancelling_batch_take_rows_in_the_same_order(any_d
     await change(any_database, "update queue set due_at = due_at + interval '1 s' where delivery_id = 1")
     await delete_webhook(any_database, "acme", one.id)
     async with holding(any_database, "select 1 from deliveries where id = 1 for update"):
-        settling = asyncio.create_task(settle(any_database, [settlement(each) for each in claimed]))
+        settling = asyncio.create_task(settle(any_database, [settlement(delivery) for delivery in claimed]))
         await until_waiting(any_database, 1)
         cancelling = asyncio.create_task(carry_out(any_database))
         await until_waiting(any_database, 2)

@@ -12,7 +12,7 @@ from store_factories import (
     funding,
     rows,
     settlement,
-    simple_world,
+    simple_simulation,
     some_deliveries,
     take,
     webhook,
@@ -54,6 +54,9 @@ BROKEN = {
     ],
     "attempted again after a 2xx": [OK, POST.format(number=2, status=200, error="null")],
     "exhausted without an attempt": [f"update deliveries set state = 'exhausted', {FINISHED} {ONE}"],
+    "a resend is unfinished, but not in the queue": [
+        f"insert into resends (webhook_id, event_seq, event_id) select webhook_id, event_seq, '' from deliveries {ONE}"
+    ],
     "scheduled, but not in the queue": ["delete from queue where delivery_id = (select min(id) from deliveries)"],
     "in the queue, but not scheduled": [f"update deliveries set state = 'parked' {ONE}"],
     "finished without saying when, or the other way round": [f"update deliveries set finished_at = db_now() {ONE}"],
@@ -75,24 +78,24 @@ async def test_each_broken_rule_is_seen(database: Database, problem: str) -> Non
         for forgery in BROKEN[problem]:
             await connection.execute(forgery)
         found = await audit(connection)
-    assert problem in {one.problem for one in found.breaches}
+    assert problem in {breach.problem for breach in found.breaches}
 
 
 async def test_a_delivery_to_a_filter_that_did_not_match_was_never_due(any_database: Database) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     await webhook(any_database)
     other = await webhook(any_database, event_types=["withdrawal_claimed"])
     await commit(box, funding(1))
     async with any_database.transaction() as connection:
         await connection.execute("update deliveries set webhook_id = $1", other.id)
         found = await audit(connection)
-    assert {(one.webhook_id == other.id, one.problem) for one in found.breaches} == {
+    assert {(breach.webhook_id == other.id, breach.problem) for breach in found.breaches} == {
         (True, "was never due"),
         (False, "is missing"),
     }
 
 
-async def test_all_breaches_are_counted_and_the_first_are_told(database: Database) -> None:
+async def test_all_breaches_are_counted_and_the_first_are_reported(database: Database) -> None:
     await some_deliveries(database, SHOWN_BREACHES + 5)
     async with database.transaction() as connection:
         await connection.execute("delete from deliveries")
@@ -115,7 +118,7 @@ async def test_a_digest_is_over_the_sorted_lines_of_an_account(any_database: Dat
     assert (zeta.digest, zeta.states) == (hashlib.sha256().hexdigest(), {})
 
 
-async def test_an_unknown_account_is_told(database: Database) -> None:
+async def test_an_unknown_account_is_reported(database: Database) -> None:
     with pytest.raises(InputError, match="there is no account 'nobody'"):
         async with database.transaction() as connection:
             await audit(connection, "nobody")

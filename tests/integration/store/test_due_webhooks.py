@@ -21,7 +21,7 @@ from store_factories import (
     rows,
     settlement,
     shift_clock,
-    simple_world,
+    simple_simulation,
     take,
     values,
     vault,
@@ -112,7 +112,7 @@ async def test_a_claim_without_work_reads_no_webhook(any_database: Database) -> 
 
 
 async def test_one_delivery_costs_the_same_beside_many_webhooks(any_database: Database) -> None:
-    outbox = await simple_world(any_database)
+    outbox = await simple_simulation(any_database)
     await change(
         any_database,
         "insert into webhooks (id, account_id, url, active) select 'many-' || n, 'acme', '', true"
@@ -150,7 +150,7 @@ async def test_a_webhook_that_is_off_costs_nothing_however_much_is_due_for_it(an
 
 async def test_without_its_mark_a_delivery_is_not_found_and_marking_all_finds_it(any_database: Database) -> None:
     """Negative control: claims do go by the marks."""
-    outbox = await simple_world(any_database)
+    outbox = await simple_simulation(any_database)
     await webhook(any_database)
     await change(any_database, "alter table queue disable trigger mark_inserted")
     await commit(outbox, funding(1))
@@ -160,7 +160,7 @@ async def test_without_its_mark_a_delivery_is_not_found_and_marking_all_finds_it
 
 
 async def test_webhooks_with_slots_of_their_own_have_these_and_closed_accounts_get_none(any_database: Database) -> None:
-    outbox = await simple_world(any_database)
+    outbox = await simple_simulation(any_database)
     await account(any_database, "umbra")
     await vault(any_database, "u1", account_id="umbra", at="v1", first_block=1)
     grown, plain = await webhook(any_database), await webhook(any_database)
@@ -172,8 +172,10 @@ async def test_webhooks_with_slots_of_their_own_have_these_and_closed_accounts_g
     async def shares(limits: Limits) -> Counter[str]:
         found = await claim(any_database, ClaimRequest(500, uuid4(), LEASE_S, limits=limits))
         first.extend(found.deliveries)
-        assert {one.target.account_id for one in found.deliveries if one.webhook_id == other.id} <= {"umbra"}
-        return Counter(one.webhook_id for one in found.deliveries)
+        assert {delivery.target.account_id for delivery in found.deliveries if delivery.webhook_id == other.id} <= {
+            "umbra"
+        }
+        return Counter(delivery.webhook_id for delivery in found.deliveries)
 
     assert await shares(Limits({grown.id: 25}, ("umbra",))) == {grown.id: 25, plain.id: 10}
     assert await shares(NO_LIMITS) == {other.id: 10}
@@ -281,7 +283,7 @@ class Model:
 async def test_whatever_happens_a_claim_finds_all_that_a_look_at_every_webhook_would(
     database: Database, seed: int
 ) -> None:
-    outbox = await simple_world(database)
+    outbox = await simple_simulation(database)
     for _ in range(5):
         await webhook(database)
     model = Model(database, outbox, seed)
@@ -294,7 +296,7 @@ async def test_whatever_happens_a_claim_finds_all_that_a_look_at_every_webhook_w
 
 async def test_claims_settles_and_commits_at_once_lose_and_double_nothing(database: Database) -> None:
     """With a single slot each, so that every claim meets webhooks that are full and settles that free them."""
-    outbox = await simple_world(database)
+    outbox = await simple_simulation(database)
     for _ in range(3):
         await webhook(database)
     events, more = 150, True

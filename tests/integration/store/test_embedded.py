@@ -281,7 +281,7 @@ ALLOWED = {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TMPDIR"
 
 
 def user_environment(pid: int) -> set[str]:
-    """The names in the environment of a process, as whoever runs as the same user can read them."""
+    """The names in the environment of a process, as any process of the same user can read them."""
     parts = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return {part.split(b"=", 1)[0].decode() for part in parts if part}
 

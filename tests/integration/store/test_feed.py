@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from store_factories import account, commit, events_of, funding, own_database, rows, simple_world, values
+from store_factories import account, commit, events_of, funding, own_database, rows, simple_simulation, values
 from timeouts import WAIT_TIMEOUT_S
 from vaultevents.core.events import encode
 from vaultevents.core.pagination import CursorUnknown
@@ -85,7 +85,7 @@ async def epoch(database: Database) -> int:
 
 
 async def test_the_feed_has_the_bytes_that_webhooks_receive(any_database: Database) -> None:
-    outbox = await simple_world(any_database)
+    outbox = await simple_simulation(any_database)
     observations = [funding(number) for number in range(5)]
     expected, _ = await events_of(outbox, observations)
     await commit(outbox, *observations)
@@ -98,7 +98,7 @@ async def test_the_feed_has_the_bytes_that_webhooks_receive(any_database: Databa
 
 
 async def test_events_that_are_sent_to_nobody_are_in_the_feed(any_database: Database) -> None:
-    outbox = await simple_world(any_database)
+    outbox = await simple_simulation(any_database)
     await commit(outbox)  # the live cursor has passed block 1
     (event,), version = await events_of(outbox, [funding(1, block=1)])
     replay = await outbox.begin_replay("logs", Span(1, 1))

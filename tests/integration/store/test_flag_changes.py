@@ -82,15 +82,15 @@ async def test_off_and_on_hold_at_once_and_what_is_pending_follows(any_database:
     async with any_database.reading("acme") as connection:
         page = await history.deliveries(connection, "acme", made.id, None, 10, None)
     assert {facts.next_attempt_at for facts in page} == {None}
-    overview, told = await status.read(any_database), await gauges.read(any_database)
-    assert (overview.flag_changes, told.flag_changes) == (1, 1)
+    overview, reported = await status.read(any_database), await gauges.read(any_database)
+    assert (overview.flag_changes, reported.flag_changes) == (1, 1)
     assert overview.oldest_flag_change_s is not None
     await assert_ledger(any_database)
     await carry_out(any_database)
     assert await stored(any_database) == {"parked": 6}
     assert await pending(any_database, made.id) == (0, 6)
-    overview, told = await status.read(any_database), await gauges.read(any_database)
-    assert (overview.flag_changes, overview.oldest_flag_change_s, told.flag_changes) == (0, None, 0)
+    overview, reported = await status.read(any_database), await gauges.read(any_database)
+    assert (overview.flag_changes, overview.oldest_flag_change_s, reported.flag_changes) == (0, None, 0)
     await assert_ledger(any_database)
     await amend(any_database, made.id, active=True)
     assert (await stored(any_database), await pending(any_database, made.id)) == ({"parked": 6}, (6, 0))

@@ -22,7 +22,7 @@ from store_factories import (
     funding,
     settlement,
     shift_clock,
-    simple_world,
+    simple_simulation,
     some_deliveries,
     take,
     vault,
@@ -92,7 +92,7 @@ async def one(
 
 
 async def test_a_webhook_without_deliveries_has_an_empty_history(any_database: Database) -> None:
-    await simple_world(any_database)
+    await simple_simulation(any_database)
     subscription = await webhook(any_database)
     assert await health(any_database, subscription.id) == NOTHING
     assert await page(any_database, subscription.id) == []
@@ -198,7 +198,7 @@ async def test_a_delivery_is_in_flight_while_its_lease_lasts(any_database: Datab
     assert retried.next_attempt_at - await any_database.now() > timedelta(seconds=290)
 
 
-async def test_one_delivery_tells_every_attempt(any_database: Database) -> None:
+async def test_one_delivery_reports_every_attempt(any_database: Database) -> None:
     _, subscription = await some_deliveries(any_database, 2)
     (event_id, other_id) = (facts.event_id for facts in await page(any_database, subscription.id))
     for number in range(1, 3):
@@ -242,7 +242,9 @@ READERS: dict[str, tuple[Reader, object]] = {
 
 
 @pytest.mark.parametrize("reader", READERS)
-async def test_a_foreign_a_deleted_and_an_invented_webhook_are_told_alike(any_database: Database, reader: str) -> None:
+async def test_a_foreign_a_deleted_and_an_invented_webhook_are_reported_alike(
+    any_database: Database, reader: str
+) -> None:
     read, nothing = READERS[reader]
     _, subscription = await some_deliveries(any_database, 1)
     await account(any_database, "globex")
@@ -288,7 +290,7 @@ async def test_an_account_reads_the_vaults_that_it_has_now(any_database: Databas
     async with any_database.of_account("acme") as connection:
         found = await accounts.vaults_of(connection, "acme")
         assert await accounts.vaults_of(connection, "globex") == []
-    assert [(one.id, one.address, one.queue, one.spans[-1].first) for one in found] == [
+    assert [(item.id, item.address, item.queue, item.spans[-1].first) for item in found] == [
         ("V-C", address("V-C"), None, 3),  # capitals first, as Python compares, wherever the database was made
         ("v-a", address("v-a"), None, 30),
         ("v-b", address("v-b"), address("q"), 7),

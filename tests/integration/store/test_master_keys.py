@@ -15,7 +15,7 @@ from store_factories import (
     KEY,
     Subscription,
     rows,
-    simple_world,
+    simple_simulation,
     some_deliveries,
     target_of,
     values,
@@ -197,7 +197,7 @@ async def test_a_customer_changes_things_while_all_is_sealed_anew(any_database: 
 
 
 async def test_deliveries_go_on_while_all_is_sealed_anew(database: Database, receivers: Receivers) -> None:
-    box, hook = await simple_world(database), receivers.hook("acme")
+    box, hook = await simple_simulation(database), receivers.hook("acme")
     hook.secret = (await webhook(database, url=hook.url)).secret
     async with delivering(database, receivers, *NEXT.known), traffic(box):
         await hook.arrivals(20)

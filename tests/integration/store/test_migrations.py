@@ -43,7 +43,7 @@ async def applied(database: Database) -> list[dict[str, Any]]:
 
 async def test_a_fresh_schema_gets_every_migration(any_database: Database) -> None:
     assert {"events", "deliveries", "webhooks", "cursors", "migrations"} <= await tables(any_database)
-    assert [row["name"] for row in await applied(any_database)] == [one.name for one in migrations()]
+    assert [row["name"] for row in await applied(any_database)] == [migration.name for migration in migrations()]
     overview = await status.read(any_database)
     assert (overview.accounts, overview.events, overview.cursors, overview.oldest_pending_s) == (0, 0, (), None)
 
@@ -82,7 +82,7 @@ async def test_a_migration_that_was_altered_afterwards_is_refused(
 
 
 def test_what_databases_were_made_with_is_never_altered() -> None:
-    """Whoever has one of these could not go on with another content of it: a change is a migration of its own."""
+    """A database that has one of these refuses other content of it: a change is a new migration."""
     released = RELEASED.read_text().splitlines()
     assert [f"{one.sha256.hex()}  {one.name}" for one in migrations()] == released
 
@@ -176,8 +176,8 @@ async def test_a_migration_that_fails_leaves_nothing_and_can_be_tried_again(
         await reopen(any_postgres, any_database)
     assert "second" in await tables(any_database)
     assert "third" not in await tables(any_database)
-    mended = dataclasses.replace(bad, sql="create table third (id int)")
-    monkeypatch.setattr(pool, "migrations", lambda: [*known, good, mended])
+    fixed = dataclasses.replace(bad, sql="create table third (id int)")
+    monkeypatch.setattr(pool, "migrations", lambda: [*known, good, fixed])
     await reopen(any_postgres, any_database)
     assert [row["number"] for row in await applied(any_database)] == [*range(1, len(known) + 3)]
 
@@ -194,7 +194,7 @@ async def refusal(target: Mapping[str, Any]) -> str:
     return str(refused.value)
 
 
-async def test_a_wrong_login_is_told_without_the_password(any_postgres: ServerAddress) -> None:
+async def test_a_wrong_login_is_reported_without_the_password(any_postgres: ServerAddress) -> None:
     right = any_postgres.connect_kwargs()
     for wrong in ({"password": "s3cr3t"}, {"user": "nobody"}, {"database": "nowhere"}):
         text = await refusal({**right, **wrong})
@@ -217,7 +217,7 @@ async def test_a_wrong_login_is_told_without_the_password(any_postgres: ServerAd
         "s3cr3t",
     ],
 )
-async def test_a_url_that_cannot_be_understood_is_told_without_any_part_of_it(dsn: str) -> None:
+async def test_a_url_that_cannot_be_understood_is_reported_without_any_part_of_it(dsn: str) -> None:
     text = await refusal({"dsn": dsn})
     assert "database_url cannot be understood" in text
     assert "percent-encoded" in text
@@ -231,7 +231,7 @@ async def test_nobody_there() -> None:
         assert "s3cr3t" not in str(unreachable.value)
 
 
-async def test_a_user_who_may_not_make_a_schema_is_told_what_to_grant(any_postgres: ServerAddress) -> None:
+async def test_a_user_who_may_not_make_a_schema_learns_what_to_grant(any_postgres: ServerAddress) -> None:
     role = f"r_{uuid4().hex}"
     admin = await asyncpg.connect(**any_postgres.connect_kwargs())
     await admin.execute(f"create role {role} login password 's3cr3t'")
@@ -248,7 +248,7 @@ def own_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serve
         yield address
 
 
-async def test_a_user_who_may_not_make_roles_is_told_what_to_grant_and_each_way_works(
+async def test_a_user_who_may_not_make_roles_learns_what_to_grant_and_each_way_works(
     own_server: ServerAddress,
 ) -> None:
     admin = await asyncpg.connect(**own_server.connect_kwargs())
@@ -260,7 +260,7 @@ async def test_a_user_who_may_not_make_roles_is_told_what_to_grant_and_each_way_
     assert "and the role vaultevents_api, granted to this user" in text
 
     await admin.execute("alter role modest createrole")
-    await told_apart(modest, "vaultevents")
+    await distinguished(modest, "vaultevents")
 
     await admin.execute("create role modester login password 's3cr3t'")  # finds the role made by another user
     await admin.execute("create schema second authorization modester")
@@ -268,11 +268,11 @@ async def test_a_user_who_may_not_make_roles_is_told_what_to_grant_and_each_way_
     with pytest.raises(DatabaseUnusable, match="the role vaultevents_api, granted to this user"):
         await open_database(modester, schema="second")
     await admin.execute("grant vaultevents_api to modester")
-    await told_apart(modester, "second")
+    await distinguished(modester, "second")
     await admin.close()
 
 
-async def told_apart(target: Mapping[str, Any], schema: str) -> None:
+async def distinguished(target: Mapping[str, Any], schema: str) -> None:
     """Opens a schema, twice, and looks through the wall between two accounts."""
     for _ in range(2):
         opened = await open_database(target, schema=schema)
@@ -307,7 +307,7 @@ async def kill_my_backend(database: Database, connection: pool.Connection) -> No
 
 
 @pytest.mark.parametrize("then", ["queries", "ends"])
-async def test_a_lost_connection_is_told_as_such_and_the_next_transaction_has_another(
+async def test_a_lost_connection_is_reported_as_such_and_the_next_transaction_has_another(
     any_database: Database, then: str
 ) -> None:
     with pytest.raises(DatabaseUnavailable, match="lost the database"):
@@ -320,7 +320,7 @@ async def test_a_lost_connection_is_told_as_such_and_the_next_transaction_has_an
     assert await values(any_database, "select id from accounts") == []
 
 
-async def test_a_connection_that_is_lost_during_a_query_is_told_as_such(any_database: Database) -> None:
+async def test_a_connection_that_is_lost_during_a_query_is_reported_as_such(any_database: Database) -> None:
     async def sleep() -> None:
         async with any_database.transaction() as connection:
             started.set_result(connection.get_server_pid())

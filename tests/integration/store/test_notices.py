@@ -1,4 +1,4 @@
-"""Notices for the operator: kept with the change that they tell of, folded, leased."""
+"""Notices for the operator: stored with the change that they report, folded, leased."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from store_factories import rows, shift_clock, simple_world, webhook
+from store_factories import rows, shift_clock, simple_simulation, webhook
 from vaultevents.store.notices import Notice, claim_notices, finish, forget, postpone, record
 from vaultevents.store.pool import Database
 from vaultevents.store.registry import lock_registry
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 
 async def test_switching_off_leaves_one_notice_with_its_reason(database: Database) -> None:
-    await simple_world(database)
+    await simple_simulation(database)
     subscription = await webhook(database)
     async with database.transaction() as connection:
         await lock_registry(connection)
@@ -28,7 +28,7 @@ async def test_switching_off_leaves_one_notice_with_its_reason(database: Databas
 
 
 async def test_a_change_that_is_undone_leaves_no_notice(database: Database) -> None:
-    await simple_world(database)
+    await simple_simulation(database)
     subscription = await webhook(database)
     with pytest.raises(RuntimeError):
         async with database.transaction() as connection:
@@ -39,7 +39,7 @@ async def test_a_change_that_is_undone_leaves_no_notice(database: Database) -> N
 
 
 async def test_exhausted_deliveries_of_one_batch_are_one_notice_for_each_webhook(database: Database) -> None:
-    await simple_world(database)
+    await simple_simulation(database)
     first, second = await webhook(database), await webhook(database)
     async with database.transaction() as connection:
         await record(connection, [Notice("delivery_exhausted", one.id) for one in (first, second, first, first)])
@@ -49,7 +49,7 @@ async def test_exhausted_deliveries_of_one_batch_are_one_notice_for_each_webhook
 
 
 async def test_a_notice_is_claimed_by_one_and_comes_back_when_its_lease_ends(database: Database) -> None:
-    await simple_world(database)
+    await simple_simulation(database)
     subscription = await webhook(database)
     async with database.transaction() as connection:
         await record(connection, [Notice("webhook_failing", subscription.id)])
@@ -65,7 +65,7 @@ async def test_a_notice_is_claimed_by_one_and_comes_back_when_its_lease_ends(dat
 
 
 async def test_what_is_finished_is_kept_for_thirty_days(database: Database) -> None:
-    await simple_world(database)
+    await simple_simulation(database)
     subscription = await webhook(database)
     async with database.transaction() as connection:
         await record(connection, [Notice("webhook_failing", subscription.id)])

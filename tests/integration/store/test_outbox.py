@@ -21,7 +21,7 @@ from store_factories import (
     live,
     live_at,
     rows,
-    simple_world,
+    simple_simulation,
     some_deliveries,
     states,
     until_waiting,
@@ -62,7 +62,7 @@ async def replay(box: Outbox, first: int, last: int, *seen: Observation, deliver
 
 
 async def test_events_deliveries_and_the_cursor_move_together(any_database: Database) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     one = await webhook(any_database)
     before = await live(box)
     seen = [funding(1), claimed(5), funding(2, block=11)]
@@ -83,7 +83,7 @@ async def test_events_deliveries_and_the_cursor_move_together(any_database: Data
     await assert_ledger(any_database)
     overview = await status.read(any_database)
     assert (overview.events, overview.webhooks, overview.deliveries) == (3, 1, {"scheduled": 3})
-    assert [(one.stream, one.kind, one.position) for one in overview.cursors] == [("logs", "live", 11)]
+    assert [(cursor.stream, cursor.kind, cursor.position) for cursor in overview.cursors] == [("logs", "live", 11)]
 
 
 BREAKS = {
@@ -103,7 +103,7 @@ BREAKS = {
 
 @pytest.mark.parametrize("what", BREAKS)
 async def test_what_breaks_in_the_middle_leaves_nothing_behind(any_database: Database, what: str) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     await webhook(any_database)
     before = await everything(any_database)
     trigger, does, error = BREAKS[what]
@@ -122,7 +122,7 @@ async def test_what_breaks_in_the_middle_leaves_nothing_behind(any_database: Dat
 
 
 async def test_of_two_writers_with_one_cursor_one_commits_each_span(any_database: Database) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     await webhook(any_database)
     for number in range(50):
         cursor = await live(box)
@@ -136,7 +136,7 @@ async def test_of_two_writers_with_one_cursor_one_commits_each_span(any_database
 
 
 async def test_another_anchor_is_another_cursor(any_database: Database) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     cursor = await live(box)
     found, version = await events_of(box, [funding(1)])
     before = await everything(any_database)
@@ -146,7 +146,7 @@ async def test_another_anchor_is_another_cursor(any_database: Database) -> None:
 
 
 async def test_events_of_another_registry_are_not_taken(any_database: Database) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     cursor = await live(box)
     found, version = await events_of(box, [funding(1)])
     await accounts.remove_vault(any_database, "acme", "v1", 5)
@@ -157,7 +157,7 @@ async def test_events_of_another_registry_are_not_taken(any_database: Database) 
 
 
 async def test_what_is_stored_is_never_stored_or_delivered_again(any_database: Database) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     await webhook(any_database)
     assert await commit(box, funding(1), claimed(5)) == Committed(inserted=2)
     before = await rows(any_database, "select * from events order by seq")
@@ -170,7 +170,7 @@ async def test_what_is_stored_is_never_stored_or_delivered_again(any_database: D
 
 
 async def test_a_row_that_differs_is_named_and_left_alone(any_database: Database) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     await webhook(any_database)
     await commit(box, funding(1), funding(2), funding(3))
     first, *_ = await ids(any_database)
@@ -183,7 +183,7 @@ async def test_a_row_that_differs_is_named_and_left_alone(any_database: Database
 
 async def test_of_two_events_with_one_id_the_first_in_the_chain_wins(any_database: Database) -> None:
     """A queue that is not the audited one may emit a claim of one request twice."""
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     one = await webhook(any_database)
     seen = [claimed(5, amount_wei=30), claimed(4), claimed(5, amount_wei=10), claimed(5, amount_wei=30)]
     found, _ = await events_of(box, seen)
@@ -230,12 +230,12 @@ async def test_each_webhook_receives_what_its_filters_let_through(any_database: 
     }
     assert len(names) == 6
     for webhook_id, expected in {**wanted, deleted.id: set[str]()}.items():
-        assert {names[one] for one in await deliveries_of(any_database, webhook_id)} == expected, webhook_id
+        assert {names[delivery] for delivery in await deliveries_of(any_database, webhook_id)} == expected, webhook_id
     await assert_ledger(any_database)
 
 
 async def test_every_change_of_a_webhook_is_kept_and_an_event_names_its_moment(any_database: Database) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     await commit(box, funding(1))
     one = await webhook(any_database, event_types=["funding_received"])
     await commit(box, funding(2))
@@ -277,7 +277,7 @@ async def test_webhooks_name_only_what_their_account_has(any_database: Database)
 
 
 async def test_a_webhook_that_comes_during_a_commit_waits_and_receives_nothing_of_it(any_database: Database) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     async with any_database.transaction() as held:
         await held.execute("select 1 from cursors for update")
         committing = asyncio.create_task(commit(box, funding(1)))
@@ -292,7 +292,7 @@ async def test_a_webhook_that_comes_during_a_commit_waits_and_receives_nothing_o
 
 
 async def test_a_commit_during_a_change_of_webhooks_waits_and_sees_the_change(any_database: Database) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     leaving = await webhook(any_database)
     async with any_database.transaction() as held:
         await held.execute("select 1 from accounts for update")  # a new webhook's foreign key waits for this
@@ -317,7 +317,7 @@ async def test_a_commit_during_a_change_of_webhooks_waits_and_sees_the_change(an
 
 async def test_commits_do_not_wait_for_each_other(any_database: Database) -> None:
     """They share the registry's lock: a live span goes on while a backfill commits."""
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     async with any_database.transaction() as held:
         await held.execute("select 1 from registry for share")
         async with asyncio.timeout(WAIT_TIMEOUT_S):
@@ -325,7 +325,7 @@ async def test_commits_do_not_wait_for_each_other(any_database: Database) -> Non
 
 
 async def test_quiet_events_are_stored_and_sent_to_nobody(any_database: Database) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     one = await webhook(any_database)
     async with any_database.transaction() as connection:
         await connection.execute("update cursors set position = 100")
@@ -340,7 +340,7 @@ async def test_quiet_events_are_stored_and_sent_to_nobody(any_database: Database
 
 
 async def test_nothing_that_is_still_to_be_read_live_can_be_silenced(any_database: Database) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     await commit(box)
     before = await everything(any_database)
     with pytest.raises(InputError, match="blocks beyond 1 are still to be read live"):
@@ -360,7 +360,7 @@ async def test_a_stored_row_is_compared_in_its_own_encoding(
     def newer(event: Event, encoding: int = 2) -> bytes:
         return encode(event) if encoding == 1 else encode(event).replace(b"Funding received", b"Vault funded")
 
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     await commit(box, funding(1))
     monkeypatch.setattr(events, "encode", newer)
     for module in (events, outbox):
@@ -387,13 +387,13 @@ async def two_writers(database: Database, box: Outbox, seen: Sequence[Observatio
 
 
 async def test_writers_of_the_same_events_in_another_order_never_deadlock(any_database: Database) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     await webhook(any_database)
     for number in range(20):
-        seen = [funding(200 * number + one) for one in range(200)]
+        seen = [funding(200 * number + index) for index in range(200)]
         done = await two_writers(any_database, box, seen)
-        assert {one.inserted for one in done if isinstance(one, Committed)} == {0, 200}
-        assert {one.identical for one in done if isinstance(one, Committed)} == {0, 200}
+        assert {outcome.inserted for outcome in done if isinstance(outcome, Committed)} == {0, 200}
+        assert {outcome.identical for outcome in done if isinstance(outcome, Committed)} == {0, 200}
     await assert_ledger(any_database)
 
 
@@ -418,14 +418,14 @@ def tx_hash_text(observation: Observation) -> str:
 
 
 async def test_writers_that_meet_in_the_middle_go_on(any_database: Database) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     done = await two_writers_that_meet(any_database, box)
-    assert {one.inserted for one in done if isinstance(one, Committed)} == {0, 21}
+    assert {outcome.inserted for outcome in done if isinstance(outcome, Committed)} == {0, 21}
 
 
 async def test_the_deadlock_would_be_seen(any_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the two tests above: rows in the order in which they were found."""
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     monkeypatch.setattr(outbox, "sorted", lambda events, key: list(events), raising=False)
     with pytest.raises(DatabaseUnavailable, match="deadlock"):
         await two_writers_that_meet(any_database, box)
@@ -433,7 +433,7 @@ async def test_the_deadlock_would_be_seen(any_database: Database, monkeypatch: p
 
 async def test_a_ledger_that_does_not_add_up_is_seen(any_database: Database) -> None:
     """Negative control: each of these would be an event that is lost, doubled, or sent to the wrong one."""
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     await webhook(any_database)
     other = await webhook(any_database, event_types=["withdrawal_claimed"])
     await commit(box, funding(1), funding(2))

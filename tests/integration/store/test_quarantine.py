@@ -56,7 +56,7 @@ WEI = 10**15
 LIVE_FROM = 20
 
 
-def world(blocks: int = 30, *, report_every: int | None = None) -> Simulation:
+def simulation(blocks: int = 30, *, report_every: int | None = None) -> Simulation:
     made = Simulation(11, events_per_block=2, report_every=report_every)
     made.history(blocks, 2 * blocks)
     return made
@@ -115,7 +115,7 @@ def problems(made: Simulation, places: Collection[tuple[int, int]], found: Seque
 
 @asynccontextmanager
 async def followed(database: Database, made: Simulation) -> AsyncIterator[tuple[Outbox, Stream]]:
-    """The world registered, with a webhook for each account; live from a block on, the rest is a backfill."""
+    """The simulation registered, with a webhook for each account; live from a block on, the rest is a backfill."""
     await register(database, made)
     for account in sorted({vault.account_id for vault in made.registrations}):
         await webhook(database, account_id=account)
@@ -152,7 +152,7 @@ def findings(steps: Sequence[Advanced]) -> int:
 async def test_the_stream_goes_on_and_an_upgraded_version_delivers_exactly_the_event(
     any_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database, made = any_database, world()
+    database, made = any_database, simulation()
     withheld = claim(queue_of(made, "acme"), 1)
     block = mine(made, [odd_claim(withheld)])
     finalize(made)
@@ -195,7 +195,7 @@ async def test_the_stream_goes_on_and_an_upgraded_version_delivers_exactly_the_e
 async def test_on_the_vault_s_removal_nothing_changes_for_what_was_withheld(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = world()
+    made = simulation()
     queue = queue_of(made, "acme")
     block = mine(made, [odd_claim(claim(queue, 1))])
     finalize(made)
@@ -215,7 +215,7 @@ async def test_on_the_vault_s_removal_nothing_changes_for_what_was_withheld(
 async def test_replays_audits_and_backfills_leave_the_same_rows(
     any_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database, made = any_database, world(12)
+    database, made = any_database, simulation(12)
     queues = [queue_of(made, "acme"), queue_of(made, "borealis")]
     blocks = [mine(made, [odd_claim(claim(queue, 10 * n + at)) for at in range(3)]) for n, queue in enumerate(queues)]
     made.history(16, 20)
@@ -258,7 +258,7 @@ async def test_an_event_that_was_never_withheld_is_a_finding_of_the_audit(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of what an audit does not report: without the row it is reported."""
-    made = world()
+    made = simulation()
     mine(made, [odd_claim(claim(queue_of(made, "acme"), 1))])
     finalize(made)
     async with followed(database, made) as (writer, stream):
@@ -272,7 +272,7 @@ async def test_an_event_that_was_never_withheld_is_a_finding_of_the_audit(
 async def test_a_thousand_undecodable_logs_a_block_cost_a_hundred_rows_and_nobody_else_anything(
     database: Database,
 ) -> None:
-    made = world(10)
+    made = simulation(10)
     queue = queue_of(made, "acme")
     blocks = []
     for number in range(50):
@@ -304,7 +304,7 @@ async def test_a_thousand_undecodable_logs_a_block_cost_a_hundred_rows_and_nobod
 async def test_what_has_no_row_of_its_own_is_delivered_with_its_block(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = world(25)
+    made = simulation(25)
     claims = [claim(queue_of(made, "acme"), at) for at in range(150)]
     block = mine(made, [odd_claim(one) for one in claims])
     finalize(made)
@@ -320,7 +320,7 @@ async def test_what_has_no_row_of_its_own_is_delivered_with_its_block(
 async def test_of_a_vault_in_a_transaction_nothing_is_sent_until_all_of_it_can_be_decoded(
     any_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database, made = any_database, world(25)
+    database, made = any_database, simulation(25)
     acme, borealis = (
         next(vault.address for vault in made.registrations if vault.account_id == account)
         for account in ("acme", "borealis")
@@ -354,7 +354,7 @@ async def test_a_partial_sum_would_be_another_event_after_the_upgrade(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test before: a build that sends what it can decode is found out by it."""
-    made = world(25)
+    made = simulation(25)
     vault = made.registrations[0].address
     block = mine(made, [log_of(Funding(vault, 3 * WEI)), odd_funding(Funding(vault, 4 * WEI))])
     finalize(made)
@@ -371,7 +371,7 @@ async def test_a_partial_sum_would_be_another_event_after_the_upgrade(
 
 
 async def test_a_vault_that_is_registered_later_has_its_rows_from_its_first_block_on(database: Database) -> None:
-    made = world(12)
+    made = simulation(12)
     first, *_ = made.registrations
     queue = queue_of(made, "acme")
     blocks = [mine(made, [odd_claim(claim(queue, at))]) for at in range(12)]
@@ -394,7 +394,7 @@ async def test_a_vault_that_is_registered_later_has_its_rows_from_its_first_bloc
 
 
 async def test_a_reorganisation_takes_the_rows_of_its_blocks_with_it(database: Database) -> None:
-    made = world(40)
+    made = simulation(40)
     made.chain.finalized = Lag(12)
     await register(database, made)
     await open_at(database, made, made.chain.head.number - 12)
@@ -439,7 +439,7 @@ async def follow(stream: Stream, writer: Outbox) -> None:
 async def test_a_report_that_cannot_be_decoded_holds_up_no_other(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = world(40, report_every=8)
+    made = simulation(40, report_every=8)
     publication = made._oracle._publish(made._oracle._known())
     block = mine(made, [odd_publication(publication)])
     made.history(20)
@@ -481,7 +481,7 @@ def publication_of(key: tuple[str, str], publication: object) -> bool:
 
 
 async def test_an_operator_is_notified_once_a_day_for_each_address(database: Database) -> None:
-    made = world(25)
+    made = simulation(25)
     queues = [queue_of(made, "acme"), queue_of(made, "borealis")]
     async with followed(database, made) as (writer, stream):
         counted: list[list[tuple[bytes, int]]] = []
@@ -505,7 +505,7 @@ async def test_an_operator_is_notified_once_a_day_for_each_address(database: Dat
 async def test_what_is_dismissed_is_kept_and_resolved_all_the_same_when_it_can_be_decoded(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = world(25)
+    made = simulation(25)
     queue = queue_of(made, "acme")
     block = mine(made, [odd_claim(claim(queue, at)) for at in range(3)])
     finalize(made)
@@ -528,7 +528,7 @@ async def test_what_is_dismissed_is_kept_and_resolved_all_the_same_when_it_can_b
 
 
 async def test_long_data_is_cut_and_pages_are_bounded(database: Database) -> None:
-    made = world(25)
+    made = simulation(25)
     queue = queue_of(made, "acme")
     topic = odd_claim(claim(queue, 1)).topics
     block = mine(made, [Log(queue, topic, bytes([at]) * 5000) for at in range(7)])
@@ -551,7 +551,7 @@ async def test_a_build_that_forgets_what_it_cannot_decode_is_found_out(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of `problems`: rows that are not there, are resolved without a reading, or have other bytes."""
-    made = world(25)
+    made = simulation(25)
     block = mine(made, [odd_claim(claim(queue_of(made, "acme"), at)) for at in range(2)])
     finalize(made)
     places = [(block.number, 0), (block.number, 1)]

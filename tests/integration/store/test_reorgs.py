@@ -21,7 +21,7 @@ from store_factories import (
     live,
     settlement,
     shift_clock,
-    simple_world,
+    simple_simulation,
     states,
     take,
     until_waiting,
@@ -62,7 +62,7 @@ async def back_to(outbox: Outbox, block: int) -> Rewind:
     return done
 
 
-async def near_world(database: Database, number: int = 1) -> tuple[Outbox, Subscription]:
+async def near_simulation(database: Database, number: int = 1) -> tuple[Outbox, Subscription]:
     """Block 1 has nothing; block 2 has `number` fundings, for one webhook."""
     await account(database)
     await vault(database, first_block=1)
@@ -90,7 +90,7 @@ async def due(database: Database) -> Delivery:
 
 
 async def test_what_was_not_sent_is_withdrawn_and_comes_back_with_the_new_block(any_database: Database) -> None:
-    outbox, made = await near_world(any_database, 3)
+    outbox, made = await near_simulation(any_database, 3)
     off = await webhook(any_database, vault_ids=["v1"])
     done = await back_to(outbox, 1)
     assert (done.since, done.to, len(done.orphaned), done.withdrawn) == (2, 1, 3, 3)
@@ -100,27 +100,27 @@ async def test_what_was_not_sent_is_withdrawn_and_comes_back_with_the_new_block(
     committed = await seen(outbox, 5, funding(0, block=5), funding(1, block=5), branch="b")
     assert committed == Committed(0, 2)
     assert await states(any_database) == {"scheduled": 2, "withdrawn": 1}
-    assert {one.body for one in (await take(any_database)).deliveries} == {
+    assert {delivery.body for delivery in (await take(any_database)).deliveries} == {
         await body_of(outbox, funding(number, block=5)) for number in (0, 1)
     }
     assert await values(any_database, "select count(*)::int from events where orphaned_at is not null") == [1]
     assert await deliveries_of(any_database, off.id) == []  # whom an event concerns was decided when it first committed
     assert len(await deliveries_of(any_database, made.id)) == 3
-    told, overview = await gauges.read(any_database), await status.read(any_database)
-    assert (told.events_orphaned, told.deliveries["withdrawn"]) == (1, 1)
+    reported, overview = await gauges.read(any_database), await status.read(any_database)
+    assert (reported.events_orphaned, reported.deliveries["withdrawn"]) == (1, 1)
     assert (overview.rewinds, overview.orphaned_events, len(overview.orphaned)) == (1, 1, 1)
     await assert_ledger(any_database)
 
 
 async def test_a_final_reading_marks_and_costs_nothing(any_database: Database) -> None:
-    outbox = await simple_world(any_database)
+    outbox = await simple_simulation(any_database)
     await commit(outbox, funding(1, block=1))
     assert await values(any_database, "select near_head from events") == [False]
     assert await outbox.near_blocks("logs") == {}
 
 
 async def test_hashes_are_kept_down_to_the_finalized_block(any_database: Database) -> None:
-    outbox, _ = await near_world(any_database)
+    outbox, _ = await near_simulation(any_database)
     assert (await outbox.near_blocks("logs")).keys() == {0, 1, 2}
     cursor, version = await live(outbox), (await outbox.registry()).version
     for number, final, final_hash, kept in (
@@ -136,7 +136,7 @@ async def test_hashes_are_kept_down_to_the_finalized_block(any_database: Databas
 
 
 async def test_who_comes_too_late_rewinds_nothing(any_database: Database) -> None:
-    outbox, _ = await near_world(any_database)
+    outbox, _ = await near_simulation(any_database)
     stale = await live(outbox)
     await seen(outbox, 3)
     assert isinstance(await outbox.rewind(stale, 1, block_hash(1)), Lost)
@@ -145,7 +145,7 @@ async def test_who_comes_too_late_rewinds_nothing(any_database: Database) -> Non
 
 @pytest.mark.parametrize(("change", "state"), [("off", "parked"), ("deleted", "cancelled")])
 async def test_a_webhook_that_changed_meanwhile_is_minded(any_database: Database, change: str, state: str) -> None:
-    outbox, made = await near_world(any_database)
+    outbox, made = await near_simulation(any_database)
     await back_to(outbox, 1)
     if change == "deleted":
         await webhooks.delete_webhook(any_database, "acme", made.id)
@@ -169,7 +169,7 @@ async def test_a_webhook_that_changed_meanwhile_is_minded(any_database: Database
 async def test_an_attempt_that_was_under_way_is_kept_and_the_bytes_with_it(
     any_database: Database, state: Any, status: int, orphaned: str, again: str
 ) -> None:
-    outbox, _ = await near_world(any_database)
+    outbox, _ = await near_simulation(any_database)
     under_way = await due(any_database)
     await back_to(outbox, 1)
     assert await states(any_database) == {"withdrawn": 1}
@@ -187,7 +187,7 @@ async def test_an_attempt_that_was_under_way_is_kept_and_the_bytes_with_it(
 
 
 async def test_an_attempt_that_nobody_settled_may_be_out(any_database: Database) -> None:
-    outbox, _ = await near_world(any_database)
+    outbox, _ = await near_simulation(any_database)
     lost = await due(any_database)
     await shift_clock(any_database, LEASE_S + 1)
     assert await leases.end_leases(any_database) == 1
@@ -198,7 +198,7 @@ async def test_an_attempt_that_nobody_settled_may_be_out(any_database: Database)
 
 async def test_a_claim_under_way_is_waited_for(database: Database) -> None:
     """It has the old bytes in hand, and shows in no lease before it commits."""
-    outbox, _ = await near_world(database)
+    outbox, _ = await near_simulation(database)
     async with database.transaction() as connection:
         (claimed, *_) = await connection.fetch(
             "select * from claim_due((10, $1, 60.0, 10, '', 10, '{}', '{}', '{}', '{}'))", uuid4()
@@ -220,7 +220,7 @@ def settling(delivery: Delivery, state: Any, status: int) -> Settling:
 
 @pytest.mark.parametrize(("state", "status"), [("delivered", 200), ("scheduled", 500)])
 async def test_a_return_that_meets_a_settle_under_way_sees_it(database: Database, state: Any, status: int) -> None:
-    outbox, _ = await near_world(database)
+    outbox, _ = await near_simulation(database)
     settle_it = settling(await due(database), state, status)
     await back_to(outbox, 1)
     async with database.transaction() as connection:
@@ -235,7 +235,7 @@ async def test_a_return_that_meets_a_settle_under_way_sees_it(database: Database
 @pytest.mark.parametrize(("state", "status"), [("delivered", 200), ("scheduled", 500)])
 async def test_a_settle_that_meets_a_return_under_way_sees_it(database: Database, state: Any, status: int) -> None:
     """Nothing delivered stays in the queue, and no number of an attempt is used twice."""
-    outbox, _ = await near_world(database)
+    outbox, _ = await near_simulation(database)
     settle_it = settling(await due(database), state, status)
     await back_to(outbox, 1)
     found, _ = await events_of(outbox, [funding(0, block=3)])
@@ -257,7 +257,7 @@ async def in_a_transaction(database: Database, what: Settling) -> None:
 
 async def test_nobody_is_sent_or_shown_an_orphaned_event_again(any_database: Database) -> None:
     """Neither by `resend` nor by `recover`, nor is it in the feed until it is back."""
-    outbox, made = await near_world(any_database)
+    outbox, made = await near_simulation(any_database)
     late = await webhook(any_database)
     (event_id,) = await deliveries_of(any_database, made.id)
 
@@ -291,7 +291,7 @@ async def test_nobody_is_sent_or_shown_an_orphaned_event_again(any_database: Dat
 
 
 async def test_a_resend_under_way_keeps_the_bytes(any_database: Database) -> None:
-    outbox, made = await near_world(any_database)
+    outbox, made = await near_simulation(any_database)
     (event_id,) = await deliveries_of(any_database, made.id)
     async with any_database.transaction() as connection:
         await resends.request_resend(connection, "acme", made.id, event_id)

@@ -25,7 +25,7 @@ from store_factories import (
     rows,
     settlement,
     shift_clock,
-    simple_world,
+    simple_simulation,
     states,
     take,
     values,
@@ -54,6 +54,7 @@ from vaultevents.egress import Guard
 from vaultevents.store import resends, webhooks
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.deliveries import ClaimRequest, Settlement, settle
+from vaultevents.store.delivery_reconciliation import audit
 from vaultevents.store.pool import Database
 from vaultevents.store.registry import lock_registry
 
@@ -125,7 +126,7 @@ async def settled(database: Database, state: Any, status: int) -> str:
 
 
 async def test_a_resend_is_the_stored_row_signed_anew(any_database: Database, receivers: Receivers) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook, made = await subscribe(any_database, receivers)
     await commit(box, funding(1))
     event_id = await settled(any_database, "delivered", 200)
@@ -146,7 +147,7 @@ async def test_a_resend_is_the_stored_row_signed_anew(any_database: Database, re
 async def test_only_a_2xx_changes_a_delivery_and_nothing_hears_of_a_failure(
     database: Database, receivers: Receivers, before: str, answered: int
 ) -> None:
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     _, made = await subscribe(database, receivers, always(Reply(answered)))
     await commit(box, funding(1))
     event_id = await settled(database, before, 200 if before == "delivered" else 503)
@@ -166,7 +167,7 @@ async def test_only_a_2xx_changes_a_delivery_and_nothing_hears_of_a_failure(
 
 
 async def test_an_attempt_in_flight_keeps_its_result_beside_a_resend(database: Database, receivers: Receivers) -> None:
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     _, made = await subscribe(database, receivers)
     await commit(box, funding(1))
     (delivery,) = (await take(database)).deliveries
@@ -183,7 +184,7 @@ async def test_an_attempt_in_flight_keeps_its_result_beside_a_resend(database: D
 async def test_a_failed_resend_is_never_retried_and_one_410_disables_nothing(
     database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     hook, made = await subscribe(database, receivers, always(GONE))
     await commit(box, funding(1))
     event_id = await settled(database, "exhausted", 500)
@@ -198,7 +199,7 @@ async def test_a_failed_resend_is_never_retried_and_one_410_disables_nothing(
 async def test_recover_sends_what_matches_now_and_is_neither_delivered_nor_pending(
     any_database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook, made = await subscribe(any_database, receivers, in_turn(Reply(500), Reply()), active=False)
     await commit(box, funding(1), funding(2))  # while it was off: no delivery
     async with any_database.transaction() as connection:
@@ -229,7 +230,7 @@ async def test_recover_sends_what_matches_now_and_is_neither_delivered_nor_pendi
 
 
 async def test_recover_keeps_to_its_range_and_to_the_present_filter(database: Database, receivers: Receivers) -> None:
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     _, claims = await subscribe(database, receivers, active=False, event_types=["withdrawal_claimed"])
     _, fundings = await subscribe(database, receivers, active=False, event_types=["funding_received"])
     _, elsewhere = await subscribe(database, receivers, active=False)
@@ -247,7 +248,7 @@ async def test_recover_keeps_to_its_range_and_to_the_present_filter(database: Da
 
 
 async def test_recover_goes_on_where_it_ended(database: Database, receivers: Receivers) -> None:
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     _, made = await subscribe(database, receivers, active=False)
     await commit(box, *(funding(number, block=1 + number // 2) for number in range(7)))  # two at a time
     since: int | None = 0
@@ -264,7 +265,7 @@ async def test_recover_goes_on_where_it_ended(database: Database, receivers: Rec
 async def test_a_pause_of_the_receiver_is_waited_for_and_a_park_is_not(
     database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     hook, made = await subscribe(database, receivers, in_turn(retry_after("3600"), Reply()))
     await commit(box, funding(1))
     event_id = await settled(database, "exhausted", 500)
@@ -282,7 +283,7 @@ async def test_a_pause_of_the_receiver_is_waited_for_and_a_park_is_not(
 
 
 async def test_no_more_in_flight_than_a_webhook_may_have(database: Database, receivers: Receivers) -> None:
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     busy, made = await subscribe(database, receivers, always(Hang()), active=False)
     other_hook, other = await subscribe(database, receivers, active=False)
     await commit(box, *(funding(number) for number in range(12)))
@@ -303,7 +304,7 @@ async def test_no_more_in_flight_than_a_webhook_may_have(database: Database, rec
 async def test_a_lease_that_ended_is_attempted_again_and_the_late_result_counts_for_nothing(
     database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     hook, made = await subscribe(database, receivers)
     await commit(box, funding(1))
     event_id = await settled(database, "exhausted", 500)
@@ -322,7 +323,7 @@ async def test_a_lease_that_ended_is_attempted_again_and_the_late_result_counts_
 async def test_a_secret_that_does_not_open_sends_nothing_and_disturbs_nobody(
     database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     broken_hook, broken = await subscribe(database, receivers, active=False)
     hook, made = await subscribe(database, receivers, active=False)
     await commit(box, funding(1))
@@ -343,7 +344,7 @@ async def test_a_secret_that_does_not_open_sends_nothing_and_disturbs_nobody(
 async def test_a_recovery_ends_the_pause_that_a_receiver_asked_for(
     any_database: Database, receivers: Receivers
 ) -> None:
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     hook, made = await subscribe(any_database, receivers)
     _, other = await subscribe(any_database, receivers)
     await commit(box, funding(1), funding(2))
@@ -356,12 +357,12 @@ async def test_a_recovery_ends_the_pause_that_a_receiver_asked_for(
     assert await values(any_database, "select paused_until from webhooks") == [None, None]
     async with resending(any_database, receivers.ca_path):
         await until_done(any_database)
-    assert [one.webhook_id for one in hook.ledger] == [refused.event_id]
+    assert [request.webhook_id for request in hook.ledger] == [refused.event_id]
     assert [one.webhook_id for one in (await take(any_database)).deliveries if one.webhook_id == made.id] == [made.id]
 
 
 async def test_with_its_webhook_goes_what_still_waits(database: Database, receivers: Receivers) -> None:
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     hook, made = await subscribe(database, receivers)
     await commit(box, funding(1))
     event_id = await settled(database, "exhausted", 500)
@@ -377,7 +378,7 @@ async def test_with_its_webhook_goes_what_still_waits(database: Database, receiv
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "reported"),
     [
         ("update deliveries set recovered = false where recovered", "was never due"),
         ("update deliveries set recovered = true where not recovered", "was due, and only recovered"),
@@ -389,9 +390,9 @@ async def test_with_its_webhook_goes_what_still_waits(database: Database, receiv
     ],
 )
 async def test_the_ledger_catches_a_recovery_that_does_not_add_up(
-    database: Database, receivers: Receivers, damage: str, told: str
+    database: Database, receivers: Receivers, damage: str, reported: str
 ) -> None:
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     _, made = await subscribe(database, receivers, active=False)
     await subscribe(database, receivers)
     await commit(box, funding(1))
@@ -401,12 +402,12 @@ async def test_the_ledger_catches_a_recovery_that_does_not_add_up(
         await until_done(database)
     async with database.transaction() as connection:
         await connection.execute(damage)
-        assert any(told in problem for problem in await ledger_problems(connection))
+        assert any(reported in problem for problem in await ledger_problems(connection))
 
 
 async def test_resends_beside_the_dispatcher_lose_and_double_nothing(database: Database, receivers: Receivers) -> None:
     """Every delivery fails, is retried and resent, at the same time: each ends once, and the queue is empty."""
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     hook, made = await subscribe(database, receivers, per_event(Reply(500), Reply(500), Reply()))
     await commit(box, *(funding(number) for number in range(60)))
     event_ids = await deliveries_of(database, made.id)
@@ -425,7 +426,7 @@ async def test_resends_beside_the_dispatcher_lose_and_double_nothing(database: D
                     await asyncio.sleep(0.01)
         stop.set()
         await asyncio.wait_for(task, WAIT_TIMEOUT_S)
-    assert {one.webhook_id for one in hook.accepted} == set(event_ids)
+    assert {request.webhook_id for request in hook.accepted} == set(event_ids)
     assert await values(database, "select count(*)::int from queue") == [0]
     await assert_ledger(database)
 
@@ -439,7 +440,7 @@ async def test_without_its_queue_row_taken_out_a_resent_delivery_is_a_breach(
         pass
 
     monkeypatch.setattr(resends, "_leave_queue", forget)
-    box = await simple_world(database)
+    box = await simple_simulation(database)
     _, made = await subscribe(database, receivers)
     await commit(box, funding(1))
     (event_id,) = await deliveries_of(database, made.id)
@@ -447,3 +448,32 @@ async def test_without_its_queue_row_taken_out_a_resent_delivery_is_a_breach(
         async with resending(database, receivers.ca_path):
             await resend(database, made, event_id)
             await until_done(database)
+
+
+@pytest.mark.parametrize("leased", [False, True])
+async def test_an_unfinished_request_without_its_queue_row_is_a_breach(
+    database: Database, receivers: Receivers, leased: bool
+) -> None:
+    """Of a resend, of a recovery that has no delivery yet and of a test, also while an attempt is under way."""
+    box = await simple_simulation(database)
+    _, made = await subscribe(database, receivers, active=False)
+    _, other = await subscribe(database, receivers)
+    await commit(box, funding(1))
+    await resend(database, other, await settled(database, "delivered", 200))
+    assert (await recover(database, made)).count == 1
+    async with database.of_account("acme") as connection:
+        await resends.request_test(connection, "acme", made.id, "test-1", b"{}")
+    if leased:
+        claimed = await resends.claim_resends(database, ClaimRequest(10, uuid4(), LEASE_S))
+        assert len(claimed.deliveries) == 3
+    async with database.transaction() as connection:
+        assert await ledger_problems(connection) == []
+        await connection.execute("delete from queue")
+        for account_id in (None, "acme"):
+            found = await audit(connection, account_id)
+            assert {(breach.webhook_id, breach.event_id is None) for breach in found.breaches} == {
+                (made.id, False),
+                (made.id, True),
+                (other.id, False),
+            }
+            assert {breach.problem for breach in found.breaches} == {"a resend is unfinished, but not in the queue"}

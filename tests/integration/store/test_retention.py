@@ -20,7 +20,7 @@ from store_factories import (
     rows,
     settlement,
     shift_clock,
-    simple_world,
+    simple_simulation,
     some_deliveries,
     states,
     take,
@@ -56,10 +56,10 @@ async def proof(database: Database) -> Audit:
 
 async def delivered(database: Database, number: int) -> tuple[Outbox, Subscription]:
     """This many deliveries, accepted a good month ago."""
-    world = await some_deliveries(database, number)
+    simulation = await some_deliveries(database, number)
     await accept(database)
     await shift_clock(database, LATER_S)
-    return world
+    return simulation
 
 
 async def next_event_is(database: Database, seq: int) -> None:
@@ -68,7 +68,7 @@ async def next_event_is(database: Database, seq: int) -> None:
 
 
 async def accept(database: Database) -> None:
-    await settle(database, [settlement(one) for one in (await take(database)).deliveries])
+    await settle(database, [settlement(delivery) for delivery in (await take(database)).deliveries])
 
 
 async def pruned_seqs(database: Database) -> list[int]:
@@ -144,7 +144,7 @@ async def test_a_row_that_was_deleted_by_hand_is_still_missing(database: Databas
         await connection.execute("delete from deliveries where event_seq = $1", seq)
     assert await prune(database) == Pruned(8, 8, 0)
     found = await proof(database)
-    assert [(one.event_id, one.problem) for one in found.breaches] == [(event_id, "is missing")]
+    assert [(breach.event_id, breach.problem) for breach in found.breaches] == [(event_id, "is missing")]
 
 
 FORGERIES = {
@@ -170,7 +170,7 @@ async def test_each_false_memory_is_seen(database: Database, problem: str) -> No
     async with database.transaction() as connection:
         await connection.execute(FORGERIES[problem])
         found = await ledger_problems(connection)
-    assert any(one.endswith(problem) for one in found), found
+    assert any(item.endswith(problem) for item in found), found
 
 
 async def test_killed_in_the_middle_it_goes_on_where_it_was(database: Database) -> None:
@@ -190,7 +190,7 @@ async def test_killed_in_the_middle_it_goes_on_where_it_was(database: Database) 
 
 
 async def test_several_at_once_share_the_work(database: Database) -> None:
-    outbox = await simple_world(database)
+    outbox = await simple_simulation(database)
     for _ in range(3):
         await webhook(database)
     await commit(outbox, *(funding(number) for number in range(100)))
@@ -209,8 +209,8 @@ async def test_what_finishes_meanwhile_stays(database: Database) -> None:
     await shift_clock(database, LATER_S)
 
     async def finish() -> None:
-        for one in claim.deliveries:
-            await settle(database, [settlement(one)])
+        for delivery in claim.deliveries:
+            await settle(database, [settlement(delivery)])
 
     pruned, _ = await asyncio.gather(prune(database, 1), finish())
     assert pruned == Pruned()
@@ -261,7 +261,7 @@ async def send(database: Database, status: int) -> int:
 
 
 async def test_recover_sends_nothing_that_was_pruned_and_still_all_that_was_missed(any_database: Database) -> None:
-    outbox = await simple_world(any_database)
+    outbox = await simple_simulation(any_database)
     await commit(outbox, funding(1))
     made = await webhook(any_database)  # it has missed the first
     await commit(outbox, funding(2), funding(3), funding(4))

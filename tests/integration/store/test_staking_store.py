@@ -148,7 +148,7 @@ async def test_a_known_validator_that_comes_to_pay_by_other_credentials_is_read_
 
 async def spans(database: Database) -> list[tuple[int | None, int | None, int | None]]:
     vaults = (await current_registry(database)).vaults
-    return [(each.first_time_s, each.last_time_s, each.quiet_time_s) for vault in vaults for each in vault.spans]
+    return [(span.first_time_s, span.last_time_s, span.quiet_time_s) for vault in vaults for span in vault.spans]
 
 
 async def test_the_time_of_a_first_block_begins_a_backfill_of_both_epoch_streams(any_database: Database) -> None:

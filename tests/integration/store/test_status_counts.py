@@ -15,7 +15,7 @@ from store_factories import (
     own_database,
     rows,
     settlement,
-    simple_world,
+    simple_simulation,
     states,
     take,
     values,
@@ -58,7 +58,7 @@ async def assert_counted(database: Database) -> dict[str, int]:
 
 async def test_each_state_is_counted_as_it_comes_and_goes(any_database: Database) -> None:
     assert await assert_counted(any_database) == {}
-    box = await simple_world(any_database)
+    box = await simple_simulation(any_database)
     first, second = await webhook(any_database), await webhook(any_database)
     await commit(box, *(funding(number) for number in range(6)))
     assert await assert_counted(any_database) == {"scheduled": 12}
@@ -81,7 +81,7 @@ async def test_each_state_is_counted_as_it_comes_and_goes(any_database: Database
 
 async def test_many_writers_at_once_are_counted_and_leave_few_rows(any_database: Database) -> None:
     """Eight writers, of which each rolls back every fourth of its statements."""
-    await simple_world(any_database)
+    await simple_simulation(any_database)
 
     async def write(name: str) -> None:
         for number in range(60):
@@ -102,7 +102,7 @@ async def test_many_writers_at_once_are_counted_and_leave_few_rows(any_database:
 
 
 async def test_a_writer_that_does_not_end_holds_up_no_other_and_counts_for_nothing(any_database: Database) -> None:
-    await simple_world(any_database)
+    await simple_simulation(any_database)
     async with any_database.transaction() as held:
         for number in range(70):  # at some point it has replaced the rows of others
             await held.execute(STORED, f"held.{number}.", 1)
@@ -118,7 +118,7 @@ async def test_a_writer_that_does_not_end_holds_up_no_other_and_counts_for_nothi
 
 
 async def test_rows_that_came_without_triggers_are_counted_again_on_demand(any_database: Database) -> None:
-    await simple_world(any_database)
+    await simple_simulation(any_database)
     one = await webhook(any_database)
     async with any_database.transaction() as connection:
         await connection.execute("set local session_replication_role = replica")
@@ -138,7 +138,7 @@ async def _reads(database: Database) -> dict[str, Any]:
 async def test_status_does_not_read_what_is_delivered(any_postgres: ServerAddress) -> None:
     """Of 40,000 deliveries ten are pending: a reading of all of them would show in the server's statistics."""
     async with own_database(any_postgres, pool_size=1) as database:  # one connection: it can publish its statistics
-        box = await simple_world(database)
+        box = await simple_simulation(database)
         subscriptions = [await webhook(database) for _ in range(2)]
         await change(database, STORED, "old", 20_000)
         for subscription in subscriptions:

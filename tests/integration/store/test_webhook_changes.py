@@ -21,7 +21,7 @@ from store_factories import (
     rows,
     settlement,
     shift_clock,
-    simple_world,
+    simple_simulation,
     states,
     take,
     until_waiting,
@@ -45,13 +45,13 @@ from vaultevents.store.webhooks import StoredWebhook, VaultsUnknown, WebhookUnkn
 pytestmark = pytest.mark.integration
 
 
-async def world(database: Database) -> tuple[Outbox, Customer]:
-    """A simple world whose account has a second factor."""
-    return await simple_world(database), await enrolled(database)
+async def simulation(database: Database) -> tuple[Outbox, Customer]:
+    """A simple simulation whose account has a second factor."""
+    return await simple_simulation(database), await enrolled(database)
 
 
 def draft(account_id: str = "acme", **options: Any) -> Webhook:
-    """A new webhook that receives everything, unless told otherwise."""
+    """A new webhook that receives everything, by default."""
     url = "https://receiver.example/hook"
     return replace(Webhook(f"wh-{fresh_bytes(8).hex()}", account_id, url, None, None, True), **options)
 
@@ -100,7 +100,7 @@ async def revisions(database: Database) -> int:
 async def deliver(database: Database) -> list[Delivery]:
     """Delivers all that is due."""
     claimed = list((await take(database)).deliveries)
-    await settle(database, [settlement(one) for one in claimed])
+    await settle(database, [settlement(delivery) for delivery in claimed])
     return claimed
 
 
@@ -108,7 +108,7 @@ async def deliver(database: Database) -> list[Delivery]:
 
 
 async def test_a_new_webhook_is_as_its_owner_wrote_it_and_its_secret_is_sealed(any_database: Database) -> None:
-    outbox, acme = await world(any_database)
+    outbox, acme = await simulation(any_database)
     made = draft(event_types=("funding_received",), vault_ids=("v1",))
     async with changing(any_database, acme) as change:
         stored = await webhook_management.create(change, made, Secret("whsec_canary"), KEY, fresh_bytes(12))
@@ -124,7 +124,7 @@ async def test_a_new_webhook_is_as_its_owner_wrote_it_and_its_secret_is_sealed(a
 
 
 async def test_a_webhook_that_comes_during_a_commit_waits_and_receives_nothing_of_it(any_database: Database) -> None:
-    outbox, acme = await world(any_database)
+    outbox, acme = await simulation(any_database)
     async with any_database.transaction() as committing:
         await committing.execute("select 1 from registry for share")
         creating = asyncio.create_task(create(any_database, acme))
@@ -137,7 +137,7 @@ async def test_a_webhook_that_comes_during_a_commit_waits_and_receives_nothing_o
 
 
 async def test_a_filter_names_only_vaults_that_its_account_has_now(any_database: Database) -> None:
-    _, acme = await world(any_database)
+    _, acme = await simulation(any_database)
     await vault(any_database, "gone")
     await accounts.remove_vault(any_database, "acme", "gone", 5)
     await account(any_database, "umbra")
@@ -151,7 +151,7 @@ async def test_a_filter_names_only_vaults_that_its_account_has_now(any_database:
 
 
 async def test_of_many_creates_at_once_as_many_succeed_as_there_is_room(any_database: Database) -> None:
-    _, acme = await world(any_database)
+    _, acme = await simulation(any_database)
     await webhook(any_database)
     await account(any_database, "umbra")
     await webhook(any_database, account_id="umbra")
@@ -169,7 +169,7 @@ async def test_of_many_creates_at_once_as_many_succeed_as_there_is_room(any_data
 
 
 async def test_a_repeated_create_gets_the_first_answer_and_makes_nothing(any_database: Database) -> None:
-    _, acme = await world(any_database)
+    _, acme = await simulation(any_database)
     once = Idempotency("order-7", b"a" * 32)
     first = await create(any_database, acme, idempotency=once)
     assert await create(any_database, acme, idempotency=once) == first
@@ -183,7 +183,7 @@ async def test_a_repeated_create_gets_the_first_answer_and_makes_nothing(any_dat
 
 
 async def test_two_accounts_may_use_the_same_idempotency_key(any_database: Database) -> None:
-    _, acme = await world(any_database)
+    _, acme = await simulation(any_database)
     await account(any_database, "umbra")
     umbra = await enrolled(any_database, "umbra")
     same = Idempotency("order-7", b"a" * 32)
@@ -191,7 +191,7 @@ async def test_two_accounts_may_use_the_same_idempotency_key(any_database: Datab
 
 
 async def test_a_deleted_webhook_takes_the_stored_answer_with_it(any_database: Database) -> None:
-    _, acme = await world(any_database)
+    _, acme = await simulation(any_database)
     once, operators = Idempotency("order-7", b"a" * 32), Idempotency("order-8", b"a" * 32)
     for idempotency in (once, operators):
         await create(any_database, acme, idempotency=idempotency)
@@ -207,7 +207,7 @@ async def test_a_deleted_webhook_takes_the_stored_answer_with_it(any_database: D
 
 @pytest.mark.parametrize("forgotten", [False, True])
 async def test_after_a_day_the_same_key_makes_another_webhook(any_database: Database, forgotten: bool) -> None:
-    _, acme = await world(any_database)
+    _, acme = await simulation(any_database)
     once = Idempotency("order-7", b"a" * 32)
     first = await create(any_database, acme, idempotency=once)
     await shift_clock(any_database, 86_000)
@@ -223,7 +223,7 @@ async def test_after_a_day_the_same_key_makes_another_webhook(any_database: Data
 
 
 async def test_an_answer_that_was_moved_or_sealed_with_another_key_does_not_open(any_database: Database) -> None:
-    _, acme = await world(any_database)
+    _, acme = await simulation(any_database)
     for number in (1, 2):
         await create(any_database, acme, idempotency=Idempotency(f"order-{number}", b"a" * 32))
     async with any_database.transaction() as connection:
@@ -240,7 +240,7 @@ async def test_an_answer_that_was_moved_or_sealed_with_another_key_does_not_open
 
 
 async def test_every_key_that_something_is_sealed_with_is_named(any_database: Database) -> None:
-    _, acme = await world(any_database)
+    _, acme = await simulation(any_database)
     ids = [f"key-{number}" for number in range(4)]
     await create(any_database, acme, idempotency=Idempotency("order-7", b"a" * 32))
     async with any_database.transaction() as connection:
@@ -256,7 +256,7 @@ async def test_every_key_that_something_is_sealed_with_is_named(any_database: Da
 
 
 async def test_a_new_url_holds_for_what_is_pending(any_database: Database) -> None:
-    outbox, acme = await world(any_database)
+    outbox, acme = await simulation(any_database)
     one = await webhook(any_database)
     await commit(outbox, funding(1))
     changed = await amend(any_database, acme, one.id, url="https://elsewhere.example/hook")
@@ -267,7 +267,7 @@ async def test_a_new_url_holds_for_what_is_pending(any_database: Database) -> No
 
 
 async def test_a_narrowed_filter_recalls_nothing_and_holds_from_then_on(any_database: Database) -> None:
-    outbox, acme = await world(any_database)
+    outbox, acme = await simulation(any_database)
     await vault(any_database, "v2", first_block=1)
     one = await webhook(any_database)
     await commit(outbox, funding(1), funding(2, vault="v2"))
@@ -284,7 +284,7 @@ async def test_a_narrowed_filter_recalls_nothing_and_holds_from_then_on(any_data
 
 
 async def test_a_filter_may_keep_a_vault_that_was_removed_since(any_database: Database) -> None:
-    outbox, acme = await world(any_database)
+    outbox, acme = await simulation(any_database)
     one = await webhook(any_database, vault_ids=("v1",))
     await accounts.remove_vault(any_database, "acme", "v1", 5)
     changed = await amend(any_database, acme, one.id, url="https://elsewhere.example/hook")
@@ -299,7 +299,7 @@ async def test_a_filter_may_keep_a_vault_that_was_removed_since(any_database: Da
 async def test_a_webhook_that_is_switched_off_keeps_what_is_pending_and_goes_on_where_it_was(
     any_database: Database,
 ) -> None:
-    outbox, acme = await world(any_database)
+    outbox, acme = await simulation(any_database)
     one, other = await webhook(any_database), await webhook(any_database)
     await commit(outbox, funding(1))
     claimed = {delivery.webhook_id: delivery for delivery in (await take(any_database)).deliveries}
@@ -321,7 +321,7 @@ async def test_a_webhook_that_is_switched_off_keeps_what_is_pending_and_goes_on_
 
 
 async def test_switching_on_forgives_a_410_and_ends_a_pause(any_database: Database) -> None:
-    outbox, acme = await world(any_database)
+    outbox, acme = await simulation(any_database)
     one = await webhook(any_database)
     await commit(outbox, funding(1), funding(2), funding(3))
     paused, gone, _ = (await take(any_database)).deliveries
@@ -340,7 +340,7 @@ async def test_switching_on_forgives_a_410_and_ends_a_pause(any_database: Databa
 async def test_what_is_in_flight_while_its_webhook_is_off_and_on_again_is_not_sent_twice(
     any_database: Database,
 ) -> None:
-    outbox, acme = await world(any_database)
+    outbox, acme = await simulation(any_database)
     one = await webhook(any_database)
     await commit(outbox, funding(1), funding(2))
     fast, _ = (await take(any_database)).deliveries
@@ -361,7 +361,7 @@ LISTENING = "select 1 from pg_stat_activity where datname = current_database() a
 
 async def test_switching_on_wakes_the_dispatchers(any_postgres: ServerAddress) -> None:
     async with own_database(any_postgres) as database:
-        outbox, acme = await world(database)
+        outbox, acme = await simulation(database)
         one = await webhook(database)
         await commit(outbox, funding(1))
         await amend(database, acme, one.id, active=False)
@@ -389,7 +389,7 @@ async def test_switching_on_wakes_the_dispatchers(any_postgres: ServerAddress) -
     ],
 )
 async def test_what_changes_nothing_leaves_no_revision(database: Database, fields: dict[str, Any]) -> None:
-    _, acme = await world(database)
+    _, acme = await simulation(database)
     one = await webhook(database, event_types=("funding_received",))
     before = await rows(database, "select * from webhooks")
     changed = await amend(database, acme, one.id, **fields)
@@ -402,7 +402,7 @@ async def test_what_changes_nothing_leaves_no_revision(database: Database, field
 
 
 async def test_a_deleted_webhook_is_gone_with_its_secret_and_what_was_pending(any_database: Database) -> None:
-    outbox, acme = await world(any_database)
+    outbox, acme = await simulation(any_database)
     one, other = await webhook(any_database), await webhook(any_database)
     await commit(outbox, funding(1), funding(2))
     await delete(any_database, acme, one.id)
@@ -413,13 +413,13 @@ async def test_a_deleted_webhook_is_gone_with_its_secret_and_what_was_pending(an
     await assert_ledger(any_database)
 
 
-async def test_foreign_deleted_and_invented_webhooks_are_told_alike(any_database: Database) -> None:
-    _, acme = await world(any_database)
+async def test_foreign_deleted_and_invented_webhooks_are_reported_alike(any_database: Database) -> None:
+    _, acme = await simulation(any_database)
     await account(any_database, "umbra")
     foreign, deleted = await webhook(any_database, account_id="umbra"), await webhook(any_database)
     await delete(any_database, acme, deleted.id)
     before = await rows(any_database, "select * from webhooks order by id")
-    told = set()
+    reported = set()
     for webhook_id in (foreign.id, deleted.id, "wh-invented", "", "' or true --"):
         for action in (
             find(any_database, webhook_id),
@@ -428,14 +428,14 @@ async def test_foreign_deleted_and_invented_webhooks_are_told_alike(any_database
         ):
             with pytest.raises(WebhookUnknown) as unknown:
                 await action
-            told.add(str(unknown.value))
-    assert len(told) == 1
+            reported.add(str(unknown.value))
+    assert len(reported) == 1
     assert await rows(any_database, "select * from webhooks order by id") == before
     assert (await find(any_database, foreign.id, "umbra")).webhook == foreign.webhook
 
 
 async def test_the_statements_name_the_account_themselves(any_database: Database) -> None:
-    await simple_world(any_database)
+    await simple_simulation(any_database)
     await account(any_database, "umbra")
     own, foreign = await webhook(any_database), await webhook(any_database, account_id="umbra")
     async with any_database.transaction() as connection:  # a role that sees everything
@@ -463,7 +463,7 @@ async def pages(database: Database, limit: int, account_id: str = "acme") -> lis
 
 
 async def test_pages_hold_each_webhook_once_newest_first_also_those_of_one_moment(any_database: Database) -> None:
-    await simple_world(any_database)
+    await simple_simulation(any_database)
     await account(any_database, "umbra")
     made = [(await webhook(any_database)).id for _ in range(7)]
     await webhook(any_database, account_id="umbra")
@@ -481,7 +481,7 @@ async def test_pages_hold_each_webhook_once_newest_first_also_those_of_one_momen
 
 
 async def test_a_page_goes_on_where_it_was_whatever_came_and_went_meanwhile(any_database: Database) -> None:
-    _, acme = await world(any_database)
+    _, acme = await simulation(any_database)
     made = [(await webhook(any_database)).id for _ in range(6)]
     async with any_database.reading("acme") as connection:
         first = await webhook_management.page(connection, "acme", 2, None)

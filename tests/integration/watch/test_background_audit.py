@@ -51,9 +51,9 @@ FINDINGS = ("missing", "different", "without_log")
 
 @pytest.fixture
 def made() -> Simulation:
-    world = Simulation(7)
-    world.history(120, 150)
-    return world
+    simulation = Simulation(7)
+    simulation.history(120, 150)
+    return simulation
 
 
 class Forgetful(Node):
@@ -62,12 +62,12 @@ class Forgetful(Node):
     def logs(self, query: Any) -> list[PlacedLog]:
         found = super().logs(query)
         is_range = "blockHash" not in query and query["fromBlock"] != query["toBlock"]
-        return [one for one in found if not (is_range and one.block.number in GAP)]
+        return [item for item in found if not (is_range and item.block.number in GAP)]
 
 
-def forgetful(world: Simulation) -> ExecutionServer:
-    server = ExecutionServer(world.chain)
-    server.node = Forgetful(world.chain)
+def forgetful(simulation: Simulation) -> ExecutionServer:
+    server = ExecutionServer(simulation.chain)
+    server.node = Forgetful(simulation.chain)
     return server
 
 
@@ -87,11 +87,11 @@ async def audit_of(source: LogsSource, outbox: Outbox) -> Cursor:
     return await outbox.audit("logs", source._chain.nodes[0])
 
 
-async def backfilled(database: Database, world: Simulation, source: LogsSource) -> Outbox:
+async def backfilled(database: Database, simulation: Simulation, source: LogsSource) -> Outbox:
     outbox = Outbox(database)
-    await register(database, world)
+    await register(database, simulation)
     await webhook(database)
-    await open_at(database, world, BACKFILLED)
+    await open_at(database, simulation, BACKFILLED)
     await read_to_head(source, outbox)
     return outbox
 
@@ -103,11 +103,11 @@ async def test_what_a_lone_node_hid_from_the_backfill_is_stored_once_and_deliver
         outbox = await backfilled(any_database, made, source)
         hidden = made.expected().keys() - (await rows(any_database)).keys()
         assert hidden == made.expected(through=GAP[-1]).keys() - made.expected(through=GAP[0] - 1).keys() != set()
-        told = await audited(source, outbox)
+        reported = await audited(source, outbox)
         assert await rows(any_database) == made.expected()
-        assert {line["event"] for line in told} == {"events_were_missing"}
-        assert sum(line["number"] for line in told) == len(hidden)
-        assert {one for line in told for one in line["ids"]} <= {event_id for _, event_id in hidden}
+        assert {line["event"] for line in reported} == {"events_were_missing"}
+        assert sum(line["number"] for line in reported) == len(hidden)
+        assert {item_id for line in reported for item_id in line["ids"]} <= {event_id for _, event_id in hidden}
         await assert_ledger(any_database)
         due = [event_id for account, event_id in made.expected() if account == "acme"]
         sent = await values(any_database, "select e.id from deliveries d join events e on e.seq = d.event_seq")
@@ -199,7 +199,9 @@ async def test_an_audit_from_before_there_was_one_for_each_node_is_continued_by_
     assert [tuple(row) for row in found] == [("one", 33), ("two", 33)]
 
 
-async def test_altered_and_invented_rows_are_told_and_counted_and_left(database: Database, made: Simulation) -> None:
+async def test_altered_and_invented_rows_are_reported_and_counted_and_left(
+    database: Database, made: Simulation
+) -> None:
     async with reading(ExecutionServer(made.chain), options=QUICK) as source:
         outbox = await backfilled(database, made, source)
         altered = min(event_id for account, event_id in made.expected() if account == "acme")
@@ -208,9 +210,9 @@ async def test_altered_and_invented_rows_are_told_and_counted_and_left(database:
             await connection.execute("update events set id = id || 'X' where seq = (select max(seq) from events)")
         before = await rows(database)
         metrics.taken()
-        told = await audited(source, outbox)
-    assert sorted(line["event"] for line in told) == ["events_differ", "events_were_missing", "events_without_log"]
-    assert next(line["ids"] for line in told if line["event"] == "events_differ") == (altered,)
+        reported = await audited(source, outbox)
+    assert sorted(line["event"] for line in reported) == ["events_differ", "events_were_missing", "events_without_log"]
+    assert next(line["ids"] for line in reported if line["event"] == "events_differ") == (altered,)
     after = await rows(database)
     assert before.items() <= after.items()
     assert len(after) == len(before) + 1
@@ -232,11 +234,11 @@ async def test_published_reports_are_audited_likewise(database: Database) -> Non
             )
             await connection.execute("update reports set cid = 'other' where id = (select max(id) from reports)")
             await connection.execute("update reports set log_index = 900 where id = (select min(id) from reports)")
-        told = await audited(source, outbox)
-        assert sorted(line["event"] for line in told) == [
+        reported = await audited(source, outbox)
+        assert sorted(line["event"] for line in reported) == [
             *("events_differ", "events_were_missing", "events_were_missing", "events_without_log")
         ]
-        assert any(f"report in block {lost}, " in one for line in told for one in line["ids"])
+        assert any(f"report in block {lost}, " in item_id for line in reported for item_id in line["ids"])
         pending = await values(database, "select state from reports where block_number = $1", lost)
         assert pending == ["pending"]
 
@@ -256,10 +258,10 @@ async def test_it_waits_for_backfills_and_finality_and_goes_back_for_a_vault_add
         made.chain.finalized = At(70)
         assert await audited(source, outbox) == []
         assert (await audit_of(source, outbox)).position == 70
-        for one in later:
-            await add_vault(database, one)
+        for registration in later:
+            await add_vault(database, registration)
         held = await audit_of(source, outbox)
-        assert (held.position, held.anchor) == (min(one.first_block for one in later) - 1, None)
+        assert (held.position, held.anchor) == (min(registration.first_block for registration in later) - 1, None)
         assert await audited(source, outbox) == []
         assert await audit_of(source, outbox) == held
         made.chain.finalized = Lag(2)

@@ -39,7 +39,7 @@ ANSWERS = 16
 """More than a node gives while two blocks are read one by one."""
 
 
-def world(blocks: int = 40, seed: int = 7, *, lag: int = 8) -> Simulation:
+def simulation(blocks: int = 40, seed: int = 7, *, lag: int = 8) -> Simulation:
     made = Simulation(seed, events_per_block=2)
     made.history(blocks, 2 * blocks)
     made.chain.finalized = Lag(lag)
@@ -114,14 +114,14 @@ class ByNumber(LogsSource):
 async def attempt_some(database: Database) -> dict[tuple[str, str], bytes]:
     """One attempt succeeds, one fails, and one is under way for good; by webhook and event what was sent."""
     taken = (await claim(database, ClaimRequest(3, uuid4(), LEASE_S))).deliveries
-    await settle(database, [settlement(one) for one in taken[:1]])
-    await settle(database, [settlement(one, "scheduled", 500, after_s=0.0) for one in taken[1:2]])
-    return {(one.webhook_id, one.event_id): one.body for one in taken}
+    await settle(database, [settlement(delivery) for delivery in taken[:1]])
+    await settle(database, [settlement(delivery, "scheduled", 500, after_s=0.0) for delivery in taken[1:2]])
+    return {(delivery.webhook_id, delivery.event_id): delivery.body for delivery in taken}
 
 
 async def test_reorganisations_of_every_depth_leave_what_the_chain_says(database: Database) -> None:
     """Depth 1 to 64, with attempts in between: an event that may be out keeps its bytes, any other has the new ones."""
-    made = world(80, lag=70)
+    made = simulation(80, lag=70)
     turns = Reorganiser(made, random.Random(1))
     outbox = await begin(database, made)
     accounts = {(await webhook(database, account_id=account)).id: account for account in ("acme", "borealis")}
@@ -152,7 +152,7 @@ async def disturb(database: Database, kind: type[LogsSource], depths: range) -> 
 
     How many times that was, and after how many of them something else stood than the chain says.
     """
-    made = world()
+    made = simulation()
     turns = Reorganiser(made, random.Random(2))
     outbox = await begin(database, made)
     node = Disturbed(made.chain)
@@ -185,9 +185,9 @@ async def test_a_reader_that_compares_nothing_is_caught(database: Database) -> N
     assert wrong > 0
 
 
-async def test_a_chain_that_never_stands_still_is_told_right_once_it_does(database: Database) -> None:
+async def test_a_chain_that_keeps_changing_is_reported_correctly_once_it_stops(database: Database) -> None:
     """Before each answer of the node a reorg of 1 to 3 blocks, eighty times."""
-    made = world(60)
+    made = simulation(60)
     rng = random.Random(3)
     turns = Reorganiser(made, rng)
     outbox = await begin(database, made)
@@ -212,7 +212,7 @@ async def test_a_chain_that_never_stands_still_is_told_right_once_it_does(databa
 
 
 async def test_a_backfill_that_is_open_gives_its_end_to_the_live_cursor(database: Database) -> None:
-    made = world()
+    made = simulation()
     turns = Reorganiser(made, random.Random(4))
     first, *later = made.registrations
     await add_accounts(database, made.registrations)
@@ -223,8 +223,8 @@ async def test_a_backfill_that_is_open_gives_its_end_to_the_live_cursor(database
     outbox = Outbox(database)
     async with reading(ExecutionServer(made.chain), options=OPTIONS, head="latest-0") as source:
         await follow(source, outbox)
-        for one in later:
-            await add_vault(database, one)
+        for registration in later:
+            await add_vault(database, registration)
         head = made.chain.head.number
         newest = max(await outbox.backfills("logs"), key=lambda one: one.stop or 0)
         assert (newest.position, newest.stop) == (final, head)
@@ -244,8 +244,8 @@ async def test_a_backfill_that_is_open_gives_its_end_to_the_live_cursor(database
 
 
 async def test_a_head_that_is_behind_or_shorter(database: Database) -> None:
-    """A node that lags tells nothing; one whose shorter chain is another one does."""
-    made = world()
+    """A node that lags reports nothing; one whose shorter chain is another one does."""
+    made = simulation()
     turns = Reorganiser(made, random.Random(5))
     outbox = await begin(database, made)
     node = ExecutionServer(made.chain)
@@ -265,7 +265,7 @@ async def test_a_head_that_is_behind_or_shorter(database: Database) -> None:
 
 
 async def test_nothing_is_ever_taken_back_that_was_final(database: Database) -> None:
-    made = world()
+    made = simulation()
     turns = Reorganiser(made, random.Random(6))
     outbox = await begin(database, made)
     async with reading(ExecutionServer(made.chain), options=OPTIONS, head="latest-0") as source:
@@ -282,7 +282,7 @@ async def test_nothing_is_ever_taken_back_that_was_final(database: Database) -> 
 
 
 async def test_with_nothing_to_watch_a_reorganisation_is_noticed_all_the_same(database: Database) -> None:
-    made = world()
+    made = simulation()
     turns = Reorganiser(made, random.Random(8))
     final = made.chain.finalized_number
     assert final is not None
@@ -298,7 +298,7 @@ async def test_with_nothing_to_watch_a_reorganisation_is_noticed_all_the_same(da
 
 async def test_who_goes_back_to_final_blocks_gets_off_an_orphaned_one(database: Database) -> None:
     """The setting is changed while the last block that was read is not on the chain any more."""
-    made = world()
+    made = simulation()
     turns = Reorganiser(made, random.Random(9))
     outbox = await begin(database, made)
     async with reading(ExecutionServer(made.chain), options=OPTIONS, head="latest-0") as source:
@@ -314,7 +314,7 @@ async def test_who_goes_back_to_final_blocks_gets_off_an_orphaned_one(database: 
 
 
 async def test_a_replay_counts_what_was_first_seen_near_the_head_apart(database: Database) -> None:
-    made = world()
+    made = simulation()
     turns = Reorganiser(made, random.Random(10), vanishing=0.0)
     outbox = await begin(database, made)
     await webhook(database)
@@ -328,7 +328,7 @@ async def test_a_replay_counts_what_was_first_seen_near_the_head_apart(database:
         made.chain.finalized = Lag(0)
         cursor = await outbox.begin_replay("logs", Span(0, await source.head()))
         done = [one.committed for one in await drive(source, outbox, cursor, 20)]
-    assert sum(one.inserted for one in done) == 0
-    assert [one.different for one in done if one.different] == []
+    assert sum(outcome.inserted for outcome in done) == 0
+    assert [outcome.different for outcome in done if outcome.different] == []
     unlike = [key for key, body in made.expected().items() if (await rows(database))[key] != body]
-    assert sum(one.near_head for one in done) == len(unlike) > 0
+    assert sum(outcome.near_head for outcome in done) == len(unlike) > 0

@@ -199,8 +199,8 @@ async def test_vaults_that_are_added_during_a_backfill_lose_nothing(database: Da
         adding = iter(later)
 
         async def add() -> None:
-            for one in adding:
-                await add_vault(database, one)
+            for registration in adding:
+                await add_vault(database, registration)
                 await asyncio.sleep(0.02)
 
         async def read() -> None:

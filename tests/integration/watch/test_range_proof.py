@@ -31,9 +31,9 @@ QUICK = ExecutionOptions(retry_wait_s=0.01)
 
 @pytest.fixture(scope="module")
 def made() -> Simulation:
-    world = Simulation(7, report_every=12)
-    world.history(120, 150)
-    return world
+    simulation = Simulation(7, report_every=12)
+    simulation.history(120, 150)
+    return simulation
 
 
 @pytest.fixture(autouse=True)
@@ -41,32 +41,32 @@ def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_proof, "SPAN_BLOCKS", 25)
 
 
-async def read_all(database: Database, world: Simulation) -> None:
+async def read_all(database: Database, simulation: Simulation) -> None:
     """The daemon's work: both streams to the head."""
-    server = ExecutionServer(world.chain)
+    server = ExecutionServer(simulation.chain)
     try:
         async with ExecutionChain([await server.start()], head=HeadPolicy(), options=QUICK) as chain:
-            await open_at(database, world, 80)
+            await open_at(database, simulation, 80)
             await cursors.open_stream(database, "reports", 80, None)
-            for source in (LogsSource(chain), ReportsSource(chain, {Address(world.lazy_oracle)})):
+            for source in (LogsSource(chain), ReportsSource(chain, {Address(simulation.lazy_oracle)})):
                 await read_to_head(source, Outbox(database))
     finally:
         await server.stop()
 
 
 async def proof(
-    database: Database, world: Simulation, span: Span | None = None, server: ExecutionServer | None = None
+    database: Database, simulation: Simulation, span: Span | None = None, server: ExecutionServer | None = None
 ) -> GapProof:
-    node = server or ExecutionServer(world.chain)
+    node = server or ExecutionServer(simulation.chain)
     try:
         async with ExecutionChain([await node.start()], head=HeadPolicy(), options=QUICK) as chain:
-            return await prove(chain, database, span or whole(world), {Address(world.lazy_oracle)})
+            return await prove(chain, database, span or whole(simulation), {Address(simulation.lazy_oracle)})
     finally:
         await node.stop()
 
 
-def contract_events(world: Simulation) -> dict[tuple[str, str], bytes]:
-    return world.expected(event_types=["funding_received", "withdrawal_claimed"])
+def contract_events(simulation: Simulation) -> dict[tuple[str, str], bytes]:
+    return simulation.expected(event_types=["funding_received", "withdrawal_claimed"])
 
 
 async def test_a_range_that_was_read_is_whole_and_its_digests_are_those_of_the_chain(
@@ -85,12 +85,12 @@ async def test_a_range_that_was_read_is_whole_and_its_digests_are_those_of_the_c
     )
     assert found.events_digest == hashlib.sha256(b"".join(lines)).hexdigest()
     facts = made.chain.logs(0, whole(made).last, TOPICS)
-    told = "".join(
+    reported = "".join(
         f"{one.block.number} 0x{one.block.hash.hex()} 0x{one.tx_hash.hex()} {one.log_index} 0x{one.log.address.hex()} "
         f"{','.join('0x' + topic.hex() for topic in one.log.topics)} 0x{one.log.data.hex()}\n"
         for one in facts
     )
-    assert (found.facts, found.facts_digest) == (len(facts), hashlib.sha256(told.encode()).hexdigest())
+    assert (found.facts, found.facts_digest) == (len(facts), hashlib.sha256(reported.encode()).hexdigest())
     assert (found.hashes_rebuilt, found.roots_rebuilt) == (len(found.span), found.blocks_read)
 
 

@@ -34,7 +34,7 @@ SPOILED = 4
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A world's reports stream, its resolver and two gateways, the first one preferred."""
+    """A simulation's reports stream, its resolver and two gateways, the first one preferred."""
 
     source: ReportsSource
     resolver: Resolver
@@ -72,7 +72,7 @@ async def reading(database: Database, made: Simulation, cache: Path) -> AsyncIte
             await gateway.stop()
 
 
-def world(seed: int = 5) -> Simulation:
+def simulation(seed: int = 5) -> Simulation:
     made = Simulation(seed, report_every=12)
     made.history(120)
     return made
@@ -90,7 +90,7 @@ async def test_a_published_file_that_cannot_be_read_is_the_fault_of_its_report_a
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change, problem: str
 ) -> None:
     spoiled = spoil(monkeypatch, SPOILED, change)
-    made = world()
+    made = simulation()
     bad = final_reports(made)[spoiled.cid]
     async with reading(database, made, tmp_path) as found:
         await found.resolve_due()
@@ -116,7 +116,7 @@ async def test_a_published_file_that_cannot_be_read_is_the_fault_of_its_report_a
 async def test_bytes_of_another_file_are_the_fault_of_the_gateway_that_gives_them(
     database: Database, tmp_path: Path
 ) -> None:
-    made = world()
+    made = simulation()
     chosen = list(final_reports(made))[2]
     async with reading(database, made, tmp_path) as found:
         found.gateways[0].troubles[chosen] = Trouble.WRONG_FILE
@@ -138,20 +138,20 @@ async def test_bytes_of_another_file_are_the_fault_of_the_gateway_that_gives_the
 async def test_the_kind_of_a_failure_is_kept_until_the_file_is_there(
     database: Database, tmp_path: Path, troubles: tuple[Trouble, Trouble], failure: str
 ) -> None:
-    made = world()
+    made = simulation()
     chosen = list(final_reports(made))[2]
     async with reading(database, made, tmp_path) as found:
         for gateway, trouble in zip(found.gateways, troubles, strict=True):
             gateway.troubles[chosen] = trouble
         await found.resolve_due()
         assert await rows(database) == without(due(made), final_reports(made)[chosen])
-        assert [one.failure for one in await find_reports(database, chosen)] == [failure]
+        assert [report.failure for report in await find_reports(database, chosen)] == [failure]
         for gateway in found.gateways:
             gateway.troubles.clear()
         await shift_clock(database, 3600)
         await found.resolve_due()
         assert await rows(database) == due(made)
-        assert [(one.state, one.failure, one.problem) for one in await find_reports(database, chosen)] == [
+        assert [(report.state, report.failure, report.problem) for report in await find_reports(database, chosen)] == [
             ("resolved", None, None)
         ]
 
@@ -161,7 +161,7 @@ async def test_a_cid_of_an_unknown_form_is_asked_of_no_gateway(
 ) -> None:
     raw_leaf = "bafkreigh2akiscaildcqabsyg3dfr6chu3fgpregiymsck7e7aqa4s52zy"
     spoiled = spoil(monkeypatch, SPOILED, five_values, raw_leaf)
-    made = world()
+    made = simulation()
     assert spoiled.cid in final_reports(made)
     async with reading(database, made, tmp_path) as found:
         await found.resolve_due()

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.integration
 LIMITS = IpfsLimits(attempt_s=1.0, gateway_s=2.0, retry_wait_s=0.01, set_aside_s=0.05)
 
 
-def world(blocks: int = 120) -> Simulation:
+def simulation(blocks: int = 120) -> Simulation:
     made = Simulation(5, report_every=12)
     made.history(blocks)
     return made
@@ -81,7 +81,7 @@ async def open_at(database: Database, made: Simulation, block: int) -> None:
 
 
 async def test_every_published_report_gives_the_events_of_the_chain(any_database: Database) -> None:
-    made = world()
+    made = simulation()
     await register(any_database, made)
     async with oracle(any_database, made) as reading:
         await open_at(any_database, made, 60)
@@ -97,7 +97,7 @@ async def test_every_published_report_gives_the_events_of_the_chain(any_database
 
 
 async def test_a_replay_is_identical_and_restores_what_is_missing(database: Database, tmp_path: Path) -> None:
-    made = world()
+    made = simulation()
     await register(database, made)
     async with oracle(database, made, tmp_path) as reading:
         await open_at(database, made, 60)
@@ -116,14 +116,14 @@ async def test_a_replay_is_identical_and_restores_what_is_missing(database: Data
             for report in await reports_in(database, span)
             if report.state == "resolved"
         ]
-        assert sum(one.inserted for one in done) == missing
-        assert sum(one.identical for one in done) == len(before) - missing
+        assert sum(outcome.inserted for outcome in done) == missing
+        assert sum(outcome.identical for outcome in done) == len(before) - missing
         assert reading.gateway.calls.total() == calls, "verified files come from the cache"
     assert await rows(database) == before == due(made)
 
 
 async def test_a_vault_added_later_gets_the_reports_that_were_resolved_before(database: Database) -> None:
-    made = world()
+    made = simulation()
     await add_accounts(database, made.registrations)
     first, *later = made.registrations
     await add_vault(database, first)
@@ -131,14 +131,14 @@ async def test_a_vault_added_later_gets_the_reports_that_were_resolved_before(da
         await open_at(database, made, 100)
         await reading.follow()
         assert await rows(database) == dict(made.expected([first], event_types=["report_update_available"]))
-        for one in later:
-            await add_vault(database, one)
+        for registration in later:
+            await add_vault(database, registration)
         await reading.follow()
         assert await rows(database) == due(made)
 
 
 async def test_a_dead_cid_delays_its_own_report_only(database: Database) -> None:
-    made = world()
+    made = simulation()
     await register(database, made)
     async with oracle(database, made) as reading:
         await open_at(database, made, 10)
@@ -162,7 +162,7 @@ async def test_a_dead_cid_delays_its_own_report_only(database: Database) -> None
     "trouble", [Trouble.HTTP_500, Trouble.HTML, Trouble.WRONG_FILE, Trouble.TRUNCATED, Trouble.GZIP_BOMB]
 )
 async def test_dead_gateways_lose_nothing_also_of_superseded_reports(database: Database, trouble: Trouble) -> None:
-    made = world()
+    made = simulation()
     await register(database, made)
     async with oracle(database, made) as reading:
         await open_at(database, made, 10)

@@ -1,4 +1,4 @@
-"""Activations, exits and withdrawals of a devnet world: live, late, replayed and disturbed, against its own record."""
+"""Activations, exits and withdrawals of a simulation: live, late, replayed and disturbed, against its record."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 
 from simulation_fixtures import add_accounts, add_vault, drive, open_at, read_to_head, register, rows, spans, staking
-from staking_fixtures import STAKING_TYPES, due, staking_of, staking_world
+from staking_fixtures import STAKING_TYPES, due, staking_of, staking_simulation
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address
 from vaultevents.devnet.beaconapi import BeaconServer
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.integration
 
 
 async def test_history_and_live_give_exactly_the_events_of_the_chain(any_database: Database) -> None:
-    made = staking_world(120)
+    made = staking_simulation(120)
     await register(any_database, made)
     outbox = Outbox(any_database)
     async with staking(any_database, made, ExecutionServer(made.chain), BeaconServer(made.beacon)) as sources:
@@ -42,7 +42,7 @@ async def test_history_and_live_give_exactly_the_events_of_the_chain(any_databas
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_replay_of_epochs_is_identical_however_it_is_cut(database: Database, seed: int) -> None:
-    made = staking_world(seed=seed)
+    made = staking_simulation(seed=seed)
     rng = random.Random(seed)
     await register(database, made)
     outbox = Outbox(database)
@@ -56,13 +56,13 @@ async def test_a_replay_of_epochs_is_identical_however_it_is_cut(database: Datab
             cursor = await outbox.begin_replay(source.stream, Span(0, await source.head()))
             done = [one.committed for one in await drive(source, outbox, cursor, rng.randint(1, 9))]
             await outbox.end_replay(cursor)
-            identical += sum(one.identical for one in done)
-            assert not any(one.inserted or one.different for one in done)
+            identical += sum(outcome.identical for outcome in done)
+            assert not any(outcome.inserted or outcome.different for outcome in done)
         assert identical == len(before)
 
 
 async def test_a_vault_added_later_gets_all_that_its_validators_did_since_its_start(database: Database) -> None:
-    made = staking_world()
+    made = staking_simulation()
     await add_accounts(database, made.registrations)
     first, *later = made.registrations
     await add_vault(database, first)
@@ -71,8 +71,8 @@ async def test_a_vault_added_later_gets_all_that_its_validators_did_since_its_st
         await sources.open(database)
         await sources.follow(outbox)
         assert await rows(database) == due(made, [first])
-        for one in later:
-            await add_vault(database, one)
+        for registration in later:
+            await add_vault(database, registration)
             made.step()
             await sources.follow(outbox)
         for _ in range(20):
@@ -83,7 +83,7 @@ async def test_a_vault_added_later_gets_all_that_its_validators_did_since_its_st
 
 
 async def test_a_validator_whose_credentials_changed_late_is_found_by_the_next_scan(database: Database) -> None:
-    made = staking_world(40, withdrawals_per_block=0)
+    made = staking_simulation(40, withdrawals_per_block=0)
     registry, vault = made.beacon.registry, made.registrations[0]
     late = registry.append(made.chain.head.slot, b"\x07" * 48, bytes(32))
     made.history(16)
@@ -103,11 +103,11 @@ async def test_a_validator_whose_credentials_changed_late_is_found_by_the_next_s
             await connection.execute("update discovery set scanned_at = scanned_at - interval '1 day'")
         await sources.follow(outbox)
         assert await rows(database) == due(made)
-        assert late.index in {one.index for one in await known(database)}
+        assert late.index in {record.index for record in await known(database)}
 
 
 async def test_discovery_that_was_switched_off_misses_nothing_when_it_is_back(database: Database) -> None:
-    made = staking_world(80)
+    made = staking_simulation(80)
     await register(database, made)
     outbox = Outbox(database)
     async with staking_of(database, made) as sources:
@@ -124,7 +124,7 @@ async def test_discovery_that_was_switched_off_misses_nothing_when_it_is_back(da
 
 
 async def test_a_validator_that_was_lost_from_the_table_comes_back_with_the_same_events(database: Database) -> None:
-    made = staking_world(240)
+    made = staking_simulation(240)
     await register(database, made)
     outbox = Outbox(database)
     async with staking_of(database, made) as sources:
@@ -144,7 +144,7 @@ async def test_a_validator_that_was_lost_from_the_table_comes_back_with_the_same
 
 async def test_a_validator_that_is_newer_than_the_last_look_is_recorded_once(database: Database) -> None:
     """One met in a withdrawal may be known before its index is reached; then it is among the newest, too."""
-    made = staking_world(80)
+    made = staking_simulation(80)
     await register(database, made)
     outbox = Outbox(database)
     async with staking_of(database, made, tail=2, per_post=7) as sources:
@@ -157,17 +157,17 @@ async def test_a_validator_that_is_newer_than_the_last_look_is_recorded_once(dat
         assert await rows(database) == due(made)
         size = made.beacon.registry.count(made.beacon.finality(made.chain.finalized_number).block.slot)
         assert (await read_discovery(database)).size == size
-        assert {one.index for one in records} <= {one.index for one in await known(database)}
+        assert {record.index for record in records} <= {record.index for record in await known(database)}
 
 
 async def test_validators_that_were_active_before_their_vault_began_give_no_activation(database: Database) -> None:
-    made = staking_world(160)
-    later = [one._replace(first_block=100) for one in made.registrations]
+    made = staking_simulation(160)
+    later = [registration._replace(first_block=100) for registration in made.registrations]
     begin = made.chain.block(100)
     assert begin is not None
     await add_accounts(database, later)
-    for one in later:
-        await add_vault(database, one)
+    for registration in later:
+        await add_vault(database, registration)
     outbox = Outbox(database)
     async with staking_of(database, made) as sources:
         await sources.open(database)
@@ -175,16 +175,18 @@ async def test_validators_that_were_active_before_their_vault_began_give_no_acti
         assert await rows(database) == due(made, later) != due(made)
         begin_epoch = made.beacon.epoch_of(begin.slot)
         early = {record.index for record in await known(database) if record.activation_epoch <= begin_epoch}
-        told = {int(key.rsplit("_", 1)[1]) for _, key in await rows(database) if key.startswith("validator_activated")}
-        assert early and told and not early & told
-        for one in made.registrations:
-            await add_vault(database, one)  # from its first block after all
+        reported = {
+            int(key.rsplit("_", 1)[1]) for _, key in await rows(database) if key.startswith("validator_activated")
+        }
+        assert early and reported and not early & reported
+        for registration in made.registrations:
+            await add_vault(database, registration)  # from its first block after all
         await sources.follow(outbox)
         assert await rows(database) == due(made)
 
 
 async def test_a_vault_that_is_removed_and_added_again_has_the_events_of_both_its_times(database: Database) -> None:
-    made = staking_world(100)
+    made = staking_simulation(100)
     await register(database, made)
     outbox = Outbox(database)
     shared = made.registrations[0]
@@ -213,7 +215,7 @@ async def test_a_vault_that_is_removed_and_added_again_has_the_events_of_both_it
 
 
 async def test_what_was_before_a_quiet_registration_is_kept_and_sent_to_nobody(database: Database) -> None:
-    made = staking_world(160)
+    made = staking_simulation(160)
     await add_accounts(database, made.registrations)
     outbox = Outbox(database)
     async with staking_of(database, made) as sources:
@@ -221,9 +223,15 @@ async def test_what_was_before_a_quiet_registration_is_kept_and_sent_to_nobody(d
         last_quiet = made.chain.finalized_number
         assert last_quiet is not None
         await open_at(database, made, last_quiet)
-        for one in made.registrations:
+        for registration in made.registrations:
             await accounts.add_vault(
-                database, one.account_id, one.vault_id, Address(one.address), None, one.first_block, deliver=False
+                database,
+                registration.account_id,
+                registration.vault_id,
+                Address(registration.address),
+                None,
+                registration.first_block,
+                deliver=False,
             )
         await sources.follow(outbox)
         made.history(100)

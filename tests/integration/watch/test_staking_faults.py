@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 
 from simulation_fixtures import StakingSources, drive, register, rows
-from staking_fixtures import LeavingOut, due, problems, staking_of, staking_world
+from staking_fixtures import LeavingOut, due, problems, staking_of, staking_simulation
 from timeouts import WAIT_TIMEOUT_S, until_true
 from vaultevents.chain.beacon.client import BeaconIdentity
 from vaultevents.chain.execution import wire
@@ -53,14 +53,14 @@ def dropping_first_of(number: int) -> Drop:
 
 def last_paying_block(made: Simulation, epoch: int) -> int:
     """The last block of an epoch that pays somebody, if it pays several and one of ours last."""
-    paying = [one for one in made.chain.blocks(0, made.chain.head.number) if one.withdrawals]
-    inside = [one for one in paying if made.beacon.epoch_of(one.slot) == epoch]
+    paying = [block for block in made.chain.blocks(0, made.chain.head.number) if block.withdrawals]
+    inside = [block for block in paying if made.beacon.epoch_of(block.slot) == epoch]
     return inside[-1].number if inside else 0
 
 
 def epochs_that_end_with_ours(made: Simulation, last_epoch: int) -> list[int]:
     """The epochs whose last paying block pays several, of which the last goes to a vault."""
-    vaults = {one.address for one in made.registrations}
+    vaults = {registration.address for registration in made.registrations}
     found = []
     for epoch in range(2, last_epoch):
         block = made.chain.block(last_paying_block(made, epoch))
@@ -71,13 +71,13 @@ def epochs_that_end_with_ours(made: Simulation, last_epoch: int) -> list[int]:
 
 @pytest.fixture
 def no_roots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes withdrawals that do not make up the root in their header, so that only their indices tell a gap."""
+    """Takes withdrawals that do not make up the root in their header, so that only their indices show a gap."""
     monkeypatch.setattr(wire, "_check_withdrawals", lambda *_: None)
 
 
 @pytest.mark.usefixtures("no_roots")
 async def test_a_withdrawal_left_out_at_the_end_of_a_span_is_noticed_before_it_counts(database: Database) -> None:
-    made = staking_world(400)
+    made = staking_simulation(400)
     await register(database, made)
     outbox = Outbox(database)
     node = ExecutionServer(made.chain)
@@ -112,7 +112,7 @@ async def test_without_reading_on_the_wrong_sum_would_be_stored(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test above: where the next block pays nobody, the span alone has no gap."""
-    made = staking_world(400)
+    made = staking_simulation(400)
     await register(database, made)
     outbox = Outbox(database)
     node = ExecutionServer(made.chain)
@@ -159,13 +159,13 @@ async def test_where_withdrawals_are_rare_what_follows_is_searched_as_far_as_nee
 
 @pytest.mark.usefixtures("no_roots")
 async def test_a_withdrawal_left_out_at_the_beginning_of_an_unlinked_span_is_noticed_too(database: Database) -> None:
-    made = staking_world(200)
+    made = staking_simulation(200)
     await register(database, made)
     outbox = Outbox(database)
     first = next(
-        one
-        for one in made.chain.blocks(20, 150)
-        if one.slot % 8 == 0 and len(one.withdrawals) > 1
+        block
+        for block in made.chain.blocks(20, 150)
+        if block.slot % 8 == 0 and len(block.withdrawals) > 1
     )  # fmt: skip
     epoch = made.beacon.epoch_of(first.slot)
     node = ExecutionServer(made.chain)
@@ -178,14 +178,14 @@ async def test_a_withdrawal_left_out_at_the_beginning_of_an_unlinked_span_is_not
 
 
 async def test_an_epoch_that_is_no_longer_final_when_it_is_read_is_not_taken_for_complete(database: Database) -> None:
-    made = staking_world(200)
+    made = staking_simulation(200)
     await register(database, made)
     outbox = Outbox(database)
     async with staking_of(database, made) as sources:
         await sources.open(database)
         head = await sources.withdrawals.head()
         registry = await outbox.registry()
-        inside = [one.number for one in made.chain.blocks(0, 400) if made.beacon.epoch_of(one.slot) == head]
+        inside = [block.number for block in made.chain.blocks(0, 400) if made.beacon.epoch_of(block.slot) == head]
         made.chain.finalized = At(inside[len(inside) // 2])
         with pytest.raises(SourceUnavailable, match="final"):
             await sources.withdrawals.read(Span(head, head), FRESH, registry)
@@ -200,14 +200,14 @@ class OtherFinalBlock(Node):
 
 
 async def test_blocks_that_do_not_end_in_the_finalized_one_are_not_taken(database: Database) -> None:
-    made = staking_world(200)
+    made = staking_simulation(200)
     await register(database, made)
     outbox = Outbox(database)
     node = ExecutionServer(made.chain)
     async with staking_of(database, made, [node]) as sources:
         await sources.open(database)
         head = await sources.withdrawals.head()
-        inside = [one.number for one in made.chain.blocks(0, 400) if made.beacon.epoch_of(one.slot) <= head]
+        inside = [block.number for block in made.chain.blocks(0, 400) if made.beacon.epoch_of(block.slot) <= head]
         made.chain.finalized = At(inside[-1] + 1)
         node.node = OtherFinalBlock(made.chain)
         with pytest.raises(SourceUnavailable, match=f"block {inside[-1] + 1} does not hash"):
@@ -215,7 +215,7 @@ async def test_blocks_that_do_not_end_in_the_finalized_one_are_not_taken(databas
 
 
 async def test_a_second_node_reads_on_where_the_first_leaves_out_the_end(database: Database) -> None:
-    made = staking_world(400)
+    made = staking_simulation(400)
     await register(database, made)
     outbox = Outbox(database)
     ends = {last_paying_block(made, epoch) for epoch in range(200)} - {0}
@@ -238,7 +238,7 @@ async def test_a_second_node_reads_on_where_the_first_leaves_out_the_end(databas
 
 
 class Stream:
-    """Runs what a daemon runs of a world's validators, in the background."""
+    """Runs what a daemon runs of a simulation's validators, in the background."""
 
     def __init__(self, sources: StakingSources, outbox: Outbox) -> None:
         self._sources, self._outbox = sources, outbox
@@ -264,7 +264,7 @@ class Stream:
 
 
 async def positions(database: Database) -> dict[str, int]:
-    return {one.stream: one.position for one in (await status.read(database)).cursors if one.kind == "live"}
+    return {cursor.stream: cursor.position for cursor in (await status.read(database)).cursors if cursor.kind == "live"}
 
 
 BEACON_FAULTS = {
@@ -283,7 +283,7 @@ BEACON_FAULTS = {
 
 @pytest.mark.parametrize("kind", BEACON_FAULTS, ids=str)
 async def test_a_faulty_beacon_node_is_named_and_a_second_one_keeps_all_going(database: Database, kind: Fault) -> None:
-    made = staking_world(80)
+    made = staking_simulation(80)
     await register(database, made)
     outbox = Outbox(database)
     bad, good = BeaconServer(made.beacon), BeaconServer(made.beacon)
@@ -296,11 +296,11 @@ async def test_a_faulty_beacon_node_is_named_and_a_second_one_keeps_all_going(da
         before, stored = await positions(database), await rows(database)
         async with Stream(sources, outbox):
 
-            async def told() -> bool:
+            async def reported() -> bool:
                 problem = (await problems(database))["validators"]
                 return problem is not None and re.search(BEACON_FAULTS[kind], problem) is not None
 
-            await until_true(told)
+            await until_true(reported)
             problem = (await problems(database))["validators"]
             assert problem is not None
             for name in sources.beacon.nodes:
@@ -325,7 +325,7 @@ async def test_a_faulty_beacon_node_is_named_and_a_second_one_keeps_all_going(da
 
 @pytest.mark.parametrize("moment", ["first contact", "later"])
 async def test_a_beacon_node_of_another_network_is_never_used(database: Database, moment: str) -> None:
-    made, other = staking_world(120), staking_world(120, seed=4)
+    made, other = staking_simulation(120), staking_simulation(120, seed=4)
     await register(database, made)
     outbox = Outbox(database)
     stranger, good = BeaconServer(made.beacon), BeaconServer(made.beacon)
@@ -363,7 +363,7 @@ EXECUTION_FAULTS = {
 async def test_a_faulty_execution_node_is_named_and_a_second_one_keeps_all_going(
     database: Database, kind: Fault
 ) -> None:
-    made = staking_world(80)
+    made = staking_simulation(80)
     await register(database, made)
     outbox = Outbox(database)
     bad, good = ExecutionServer(made.chain), ExecutionServer(made.chain)
@@ -375,11 +375,11 @@ async def test_a_faulty_execution_node_is_named_and_a_second_one_keeps_all_going
         before, stored = await positions(database), await rows(database)
         async with Stream(sources, outbox):
 
-            async def told() -> bool:
+            async def reported() -> bool:
                 problem = (await problems(database))["withdrawals"]
                 return problem is not None and re.search(EXECUTION_FAULTS[kind], problem) is not None
 
-            await until_true(told)
+            await until_true(reported)
             problem = (await problems(database))["withdrawals"]
             assert problem is not None
             assert problem.count("http://127.0.0.1#") == 2
@@ -402,7 +402,7 @@ async def test_a_faulty_execution_node_is_named_and_a_second_one_keeps_all_going
 
 
 async def test_another_pubkey_for_an_index_stops_everything(database: Database) -> None:
-    made = staking_world(80)
+    made = staking_simulation(80)
     await register(database, made)
     outbox = Outbox(database)
     beacon_node = BeaconServer(made.beacon)
@@ -417,8 +417,8 @@ async def test_another_pubkey_for_an_index_stops_everything(database: Database) 
         assert (await rows(database), await positions(database), await known(database)) == before
 
 
-async def test_a_problem_that_an_earlier_run_told_is_taken_back_by_the_next(database: Database) -> None:
-    made = staking_world(80)
+async def test_a_problem_that_an_earlier_run_reported_is_taken_back_by_the_next(database: Database) -> None:
+    made = staking_simulation(80)
     await register(database, made)
     outbox = Outbox(database)
     async with staking_of(database, made) as sources:
@@ -435,7 +435,7 @@ async def test_a_problem_that_an_earlier_run_told_is_taken_back_by_the_next(data
 
 
 async def test_what_was_met_in_withdrawals_is_not_forgotten_when_a_node_fails_then(database: Database) -> None:
-    made = staking_world(200)
+    made = staking_simulation(200)
     await register(database, made)
     beacon_node = BeaconServer(made.beacon)
     async with staking_of(database, made, (), [beacon_node]) as sources:
@@ -450,7 +450,7 @@ async def test_what_was_met_in_withdrawals_is_not_forgotten_when_a_node_fails_th
             await sources.discovery.step()
         beacon_node.faults.stop()
         await sources.discovery.step()
-        assert ours[0].index in {one.index for one in await known(database)}
+        assert ours[0].index in {record.index for record in await known(database)}
 
 
 def identity_of(server: BeaconServer, made: Simulation) -> BeaconIdentity:
@@ -462,7 +462,7 @@ def identity_of(server: BeaconServer, made: Simulation) -> BeaconIdentity:
 async def test_a_look_at_finality_is_one_call_and_shows_once_an_epoch_that_a_node_does_not_follow(
     database: Database,
 ) -> None:
-    made = staking_world(80)
+    made = staking_simulation(80)
     await register(database, made)
     beacon_node = BeaconServer(made.beacon)
     async with staking_of(database, made, (), [beacon_node]) as sources:
@@ -484,7 +484,7 @@ async def test_a_look_at_finality_is_one_call_and_shows_once_an_epoch_that_a_nod
 
 
 async def test_a_node_that_falls_behind_is_left_for_one_that_does_not(database: Database) -> None:
-    made = staking_world(80)
+    made = staking_simulation(80)
     await register(database, made)
     late, good = BeaconServer(made.beacon), BeaconServer(made.beacon)
     async with staking_of(database, made, (), [late, good], set_aside_s=30) as sources:
@@ -500,21 +500,21 @@ class Gappy(BeaconNode):
 
     def validators(self, state_id: str, ids: Collection[str], statuses: Collection[str] = ()) -> Json:
         answer = super().validators(state_id, ids, statuses)
-        return {**answer, "data": [one for one in answer["data"] if one["index"] != str(GONE)]}
+        return {**answer, "data": [item for item in answer["data"] if item["index"] != str(GONE)]}
 
 
 GONE = 30
 
 
 async def test_a_gap_among_the_newest_validators_is_a_fault_of_the_node(database: Database) -> None:
-    made = staking_world(80)
+    made = staking_simulation(80)
     bad, good = BeaconServer(made.beacon), BeaconServer(made.beacon)
     bad.node = Gappy(made.beacon)
     async with staking_of(database, made, (), [bad, good], tail=4, per_post=6) as sources:
         found = await sources.beacon.refresh([1, 4, 22, 31], 20)
         size = made.beacon.registry.count(made.beacon.finality(made.chain.finalized_number).block.slot)
-        assert [one.index for one in found.records] == [1, 4, 22, 31]
-        assert [one.index for one in found.newest] == list(range(20, size))
+        assert [record.index for record in found.records] == [1, 4, 22, 31]
+        assert [record.index for record in found.newest] == list(range(20, size))
         assert sources.beacon.counters.node_faults == 1
         good.faults.rates[Fault.HTTP_500] = 1.0
         with pytest.raises(SourceUnavailable, match="have a gap"):

@@ -60,7 +60,7 @@ async def service(database: Database, node: SpecNode) -> AsyncIterator[StakingSo
 def due(chain: SpecChain, node: SpecNode) -> dict[str, dict[str, object]]:
     """Event id → what its body must say, from the specification. Genesis is before the vault's first block."""
     found = expected(chain, VAULT, node.head_slot)
-    return {_id(one): _says(one) for one in found if one.created_at_ms >= chain.time_s(START_BLOCK) * 1000}
+    return {_id(item): _says(item) for item in found if item.created_at_ms >= chain.time_s(START_BLOCK) * 1000}
 
 
 def _id(one: Expected) -> str:
@@ -107,7 +107,7 @@ async def test_live_over_the_whole_chain_gives_the_events_of_the_specification(
                 cursor = await outbox.begin_replay(source.stream, Span(first, await source.head()))
                 done = [one.committed for one in await drive(source, outbox, cursor, 2)]
                 await outbox.end_replay(cursor)
-                assert not any(one.inserted or one.different for one in done)
+                assert not any(outcome.inserted or outcome.different for outcome in done)
         assert await rows(database) == before
 
 

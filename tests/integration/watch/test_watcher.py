@@ -33,14 +33,14 @@ from vaultevents.watch.watcher import Idle, advance
 pytestmark = pytest.mark.integration
 
 
-def world(blocks: int = 120, events: int = 150, seed: int = 7, chain: Chain | None = None) -> Simulation:
+def simulation(blocks: int = 120, events: int = 150, seed: int = 7, chain: Chain | None = None) -> Simulation:
     made = Simulation(seed, chain=chain)
     made.history(blocks, events)
     return made
 
 
 async def test_backfill_and_live_give_exactly_the_events_of_the_chain(any_database: Database) -> None:
-    made = world()
+    made = simulation()
     outbox = Outbox(any_database)
     await register(any_database, made)
     async with reading(ExecutionServer(made.chain)) as source:
@@ -55,7 +55,7 @@ async def test_backfill_and_live_give_exactly_the_events_of_the_chain(any_databa
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_replay_is_identical_however_the_range_is_cut(database: Database, seed: int) -> None:
-    made = world(seed=seed)
+    made = simulation(seed=seed)
     rng = random.Random(seed)
     outbox = Outbox(database)
     await register(database, made)
@@ -67,13 +67,13 @@ async def test_a_replay_is_identical_however_the_range_is_cut(database: Database
             cursor = await outbox.begin_replay("logs", whole(made))
             done = [one.committed for one in await drive(source, outbox, cursor, step)]
             await outbox.end_replay(cursor)
-            assert sum(one.identical for one in done) == len(before)
-            assert not any(one.inserted or one.different for one in done)
+            assert sum(outcome.identical for outcome in done) == len(before)
+            assert not any(outcome.inserted or outcome.different for outcome in done)
     assert await rows(database) == before == made.expected()
 
 
 async def test_deleted_rows_come_back_byte_for_byte_and_an_altered_one_is_reported_and_left(database: Database) -> None:
-    made = world()
+    made = simulation()
     outbox = Outbox(database)
     await register(database, made)
     async with reading(ExecutionServer(made.chain)) as source:
@@ -87,13 +87,13 @@ async def test_deleted_rows_come_back_byte_for_byte_and_an_altered_one_is_report
         assert missing > 10
         cursor = await outbox.begin_replay("logs", whole(made))
         done = [one.committed for one in await drive(source, outbox, cursor, 25)]
-    assert sum(one.inserted for one in done) == missing
-    assert [event_id for one in done for event_id in one.different] == [altered[1]]
+    assert sum(outcome.inserted for outcome in done) == missing
+    assert [event_id for outcome in done for event_id in outcome.different] == [altered[1]]
     assert await rows(database) == {**made.expected(), altered: b"forged"}
 
 
 async def test_a_vault_added_later_is_backfilled_with_the_same_ids_and_bodies(database: Database) -> None:
-    made = world()
+    made = simulation()
     outbox = Outbox(database)
     await add_accounts(database, made.registrations)
     first, *later = made.registrations
@@ -102,7 +102,7 @@ async def test_a_vault_added_later_is_backfilled_with_the_same_ids_and_bodies(da
         await open_at(database, made, 60)
         await read_to_head(source, outbox)
         assert await rows(database) == made.expected([first])
-        brought = [(await add_vault(database, one)).backfills for one in later]
+        brought = [(await add_vault(database, registration)).backfills for registration in later]
         assert len(brought[0]) == 1
         assert brought[1] == ()  # the open backfill reads these blocks anyway
         made.step()
@@ -112,7 +112,7 @@ async def test_a_vault_added_later_is_backfilled_with_the_same_ids_and_bodies(da
 
 
 async def test_without_a_vault_no_logs_are_asked_for(database: Database) -> None:
-    made = world()
+    made = simulation()
     node = ExecutionServer(made.chain)
     async with reading(node) as source:
         await open_at(database, made, 10)
@@ -125,7 +125,7 @@ async def test_without_a_vault_no_logs_are_asked_for(database: Database) -> None
 async def test_full_blocks_never_stall_the_stream(database: Database) -> None:
     chain = Chain(3)
     chain.filler_logs = FULL_BLOCK_LOGS
-    made = world(60, 40, chain=chain)
+    made = simulation(60, 40, chain=chain)
     bits = [int.from_bytes(block.header.logs_bloom).bit_count() for block in map(chain.block, range(1, 50)) if block]
     assert min(bits) > 0.9 * 2048
     await register(database, made)
@@ -140,7 +140,7 @@ async def test_full_blocks_never_stall_the_stream(database: Database) -> None:
 
 @pytest.mark.parametrize("lies", [{Fault.EMPTY_LOGS: 0.01}, {Fault.EMPTY_LOGS: 0.05, Fault.TRUNCATED_LOGS: 0.02}])
 async def test_a_lonely_node_that_hides_logs_loses_nothing(database: Database, lies: dict[Fault, float]) -> None:
-    made = world(600, 500, seed=11)
+    made = simulation(600, 500, seed=11)
     await register(database, made)
     faults = Faults(6, lies)
     options = ExecutionOptions(headers="every", retry_wait_s=0.01)
@@ -158,7 +158,7 @@ async def test_a_lonely_node_that_hides_logs_loses_nothing(database: Database, l
 
 
 async def test_finality_that_is_missing_or_goes_back_moves_nothing(database: Database) -> None:
-    made = world()
+    made = simulation()
     await register(database, made)
     outbox = Outbox(database)
     async with reading(ExecutionServer(made.chain)) as source:
@@ -173,7 +173,7 @@ async def test_finality_that_is_missing_or_goes_back_moves_nothing(database: Dat
         assert await outbox.live("logs") == live
 
 
-async def test_spans_of_the_database_are_those_of_the_world(database: Database) -> None:
-    made = world()
+async def test_spans_of_the_database_are_those_of_the_simulation(database: Database) -> None:
+    made = simulation()
     await register(database, made)
     assert sorted(await spans(database)) == sorted(made.registrations)

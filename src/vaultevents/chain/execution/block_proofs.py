@@ -120,7 +120,7 @@ async def prove_blocks(
             if len(some) == 1 and (some[0][0] in known or some[0][1] is None):
                 raise
         if len(some) > 1:
-            return [block for each in some for block in await prove([each])]
+            return [block for item in some for block in await prove([item])]
         # no node has the hash that one of them claimed: the block at this height is read whatever its hash
         return await prove([(some[0][0], None)])
 

@@ -15,7 +15,7 @@ FIRST_LEAST_PER_S: Final = 8.0
 """What the first refusal leaves at least: a node may have met its limit by what others asked of it."""
 MEASURED_S: Final = 1.0
 """Limits are counted by the second: what was asked within one is measured, and refusals within one are one lesson."""
-UNTOLD_PAUSE_S: Final = 0.5
+DEFAULT_PAUSE_S: Final = 0.5
 """Nothing is asked for so long after a refusal without `Retry-After`."""
 QUIET_S: Final = 5.0
 STEPS: Final = 20
@@ -66,7 +66,7 @@ class RateLimiter:
 
     def refused(self, sent_at: float, now: float, retry_after_s: float = 0.0) -> None:
         """A request that was sent at `sent_at` met the node's limit. One burst of refusals is one lesson."""
-        self._held_until = max(self._held_until, now + min(retry_after_s or UNTOLD_PAUSE_S, LONGEST_HOLD_S))
+        self._held_until = max(self._held_until, now + min(retry_after_s or DEFAULT_PAUSE_S, LONGEST_HOLD_S))
         if sent_at < self._cut_at + MEASURED_S:
             return
         if self._allowed_per_s is None:
