@@ -204,7 +204,7 @@ async def _lone(made: BenchSetup, path: str, count: int, **options: Any) -> tupl
 def compare() -> dict[str, Any]:
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder, bench_setup(Path(folder), "http") as made:
         paced = {count: uvloop.run(_paced(made, count)) for count in COUNTS}
-        commits = uvloop.run(_bare_commits(setup))
+        commits = uvloop.run(_bare_commits(made))
         with receiving("http", Path(folder)) as made.port:
             bare = floor(made, 20_000, "/slow", MOST_AT_ONCE)
             lone_s, _ = uvloop.run(_lone(made, "/slow", LONE))
