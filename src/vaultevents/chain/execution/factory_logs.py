@@ -137,6 +137,8 @@ def _naming(claims: Mapping[int, Sequence[LogContent]], vault: Address) -> set[i
     """The blocks in which a node claims the creation of the vault or of its pool."""
     found = set()
     for log in _claimed(claims):
+        if b"".join((*log.topics, log.data)).find(vault) < 0:
+            continue
         claimed = _decode([log])
         if vault in claimed.pools or any(created.address == vault for created in claimed.vaults):
             found.add(log.block_number)

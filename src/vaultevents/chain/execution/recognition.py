@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -206,42 +206,43 @@ async def read_states(
     states: dict[Address, VaultState] = {}
     problems: dict[str, str] = {}
     for some in chunks(vaults, VAULTS_AT_ONCE):
-        requests = [request for vault in some for request in _state_calls(protocol, vault)]
-        answers = await calls(chain, requests, block=protocol.block)
-        for request, answer in zip(requests, answers, strict=True):
-            if not isinstance(answer, tuple):
-                problems.setdefault(f"{request.contract}.{request.function}", _unanswered(request, answer))
-        size = len(requests) // len(some)
-        for at, vault in enumerate(some):
-            states[vault] = _state(answers[at * size : (at + 1) * size])
+        asked = _Answers(chain, protocol.block, problems)
+        operators = await asked.of("StakingVault", "nodeOperator", {vault: (vault, ()) for vault in some})
+        connections: Mapping[Address, Any] = {}
+        connected: Mapping[Address, Any] = {}
+        if (hub := protocol.hub) is not None:
+            connections = await asked.of("VaultHub", "vaultConnection", {vault: (hub, (vault,)) for vault in some})
+            undecided = {vault: (hub, (vault,)) for vault in some if connections[vault] is None}
+            connected = {vault: bool(found["vaultIndex"]) for vault, found in connections.items() if found is not None}
+            connected |= await asked.of("VaultHub", "isVaultConnected", undecided)
+        own = {vault: (vault, ()) for vault in some if hub is None or connected[vault] is False}
+        owners = await asked.of("StakingVault", "owner", own)
+        owners |= {vault: found["owner"] for vault, found in connections.items() if found and connected[vault]}
+        for vault in some:
+            states[vault] = VaultState(owners.get(vault), operators[vault], connected.get(vault))
         advanced(len(states), len(vaults))
     return states, list(problems.values())
 
 
-def _state_calls(protocol: Protocol, vault: Address) -> Iterable[ContractCall]:
-    yield ContractCall("StakingVault", vault, "owner")
-    yield ContractCall("StakingVault", vault, "nodeOperator")
-    if protocol.hub is not None:
-        yield ContractCall("VaultHub", protocol.hub, "isVaultConnected", (vault,))
-        yield ContractCall("VaultHub", protocol.hub, "vaultConnection", (vault,))
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """Asks one function for many vaults; `problems` collects a sentence for each function that is not answered."""
 
+    chain: ExecutionChain
+    block: int
+    problems: dict[str, str]
 
-def _state(answers: Sequence[Returned | Reverted | ContractMismatch]) -> VaultState:
-    owner, operator, *hub = map(_single, answers)
-    if not hub:
-        return VaultState(owner, operator, None)
-    connected, connection = hub
-    if connected:
-        owner = None if connection is None else connection["owner"]
-    elif connected is None:
-        owner = None
-    return VaultState(owner, operator, connected)
-
-
-def _unanswered(request: ContractCall, answer: Reverted | ContractMismatch) -> str:
-    if isinstance(answer, ContractMismatch):
-        return f"{answer}; what it shows is left out"
-    return f"{request} is refused; what it shows is left out"
+    async def of(
+        self, contract: ContractName, function: str, asked: Mapping[Address, tuple[Address, tuple[Any, ...]]]
+    ) -> dict[Address, Any]:
+        """Return by vault what the contracts answer, each with its arguments; None where it is in no known form."""
+        requests = [ContractCall(contract, address, function, arguments) for address, arguments in asked.values()]
+        answers = await calls(self.chain, requests, block=self.block)
+        for request, answer in zip(requests, answers, strict=True):
+            if not isinstance(answer, tuple):
+                why = f"{answer}" if isinstance(answer, ContractMismatch) else f"{request} is refused"
+                self.problems.setdefault(f"{contract}.{function}", f"{why}; what it shows is left out")
+        return dict(zip(asked, map(_single, answers), strict=True))
 
 
 def _single(answer: Returned | Reverted | ContractMismatch) -> Any:
