@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from eth_abi.abi import encode
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vaultevents.core import merkle
 from vaultevents.core.cid import CidUnsupported, file_cid, parse_cid
-from vaultevents.core.reports import ReportInvalid, ReportLog, read_report
+from vaultevents.core.reports import LEAF_ENCODING, Report, ReportInvalid, ReportLog, VaultLeaf, read_report
 from vaultevents.core.units import Address, BlockNumber, Hash32, parse_address
 
 pytestmark = pytest.mark.property
@@ -122,3 +123,16 @@ def test_a_file_of_more_than_one_level_of_links_has_the_cid_that_ipfs_gives_it(s
 
 def test_the_large_files_stand_on_both_sides_of_174_links() -> None:
     assert [size for size, _ in LARGE] == [174 * 262_144, 174 * 262_144 + 1, 52_000_000]
+
+
+@given(rows)
+def test_raw_leaves_and_the_calldata_are_what_eth_abi_encodes(vaults: dict[Address, tuple[int, ...]]) -> None:
+    """Leaves are encoded without the library, which takes 30 times as long for each."""
+    for vault, numbers in vaults.items():
+        assert merkle.encode_leaf(vault, numbers) == encode(LEAF_ENCODING, (vault, *numbers))
+    made = merkle.tree([merkle.leaf_hash(vault, numbers) for vault, numbers in vaults.items()])
+    report = Report(made.root, {vault: VaultLeaf(vault, *numbers) for vault, numbers in vaults.items()}, made)  # type: ignore[arg-type]
+    for vault, numbers in vaults.items():
+        proof = made.proof(merkle.leaf_hash(vault, numbers))
+        words = [merkle.encode_leaf(vault, numbers), (0xE0).to_bytes(32), len(proof).to_bytes(32), *proof]
+        assert report.calldata(vault) == bytes.fromhex("4c11a509") + b"".join(words)

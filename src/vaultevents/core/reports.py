@@ -20,13 +20,13 @@ from vaultevents.core.keccak import keccak
 from vaultevents.core.logs import REPORT_UPDATED, Log, UndecodableLog
 from vaultevents.core.units import Address, BlockNumber, Hash32, Wei, checksum, hex_text
 
-UPDATE_VAULT_DATA = keccak(b"updateVaultData(address,uint256,uint256,uint256,uint256,uint256,bytes32[])")[:4]
-
 MAX_FILE_BYTES = 32 * 1024 * 1024
 MAX_FILE_ITEMS = 2_000_000
 """Commas and opening brackets; the largest file of real vaults has fewer, and memory is bounded by it."""
 
 LEAF_ENCODING = ["address", "uint256", "uint256", "uint256", "uint256", "uint256"]
+_UPDATE_TYPES = (*LEAF_ENCODING, "bytes32[]")
+UPDATE_VAULT_DATA = keccak(f"updateVaultData({','.join(_UPDATE_TYPES)})".encode())[:4]
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}")
 _DECIMAL = re.compile(r"[0-9]{1,78}")
@@ -170,13 +170,14 @@ class Report:
         Its proof was followed to the event's root. Raises `KeyError` for a vault that is not in the report, and
         `ReportUndecodable` should the proof lead elsewhere.
         """
+        from eth_abi.abi import encode  # 0.2 s to import
+
         leaf = self.leaves[vault]
         hashed = merkle.leaf_hash(vault, leaf.numbers)
         proof = self.tree.proof(hashed)
         if not merkle.verify(self.root, hashed, proof):
             raise ReportUndecodable(f"the proof of vault {checksum(vault)} does not lead to the root of the event")
-        words = merkle.encode_leaf(vault, leaf.numbers)
-        return b"".join([UPDATE_VAULT_DATA, words, (0xE0).to_bytes(32), len(proof).to_bytes(32), *proof])
+        return UPDATE_VAULT_DATA + encode(_UPDATE_TYPES, (vault, *leaf.numbers, proof))
 
 
 def read_report(content: bytes, log: ReportLog) -> Report:

@@ -13,6 +13,7 @@ from typing import Protocol
 import structlog
 
 from vaultevents.chain.execution.client import ExecutionChain, Reverted
+from vaultevents.chain.execution.contracts import decode_error
 from vaultevents.core.errors import DatabaseUnavailable, SourceUnavailable
 from vaultevents.core.events import Observation, ReportUpdateAvailable, project
 from vaultevents.core.logs import is_watched, owned
@@ -164,5 +165,6 @@ async def _simulate(chain: ExecutionChain, stored: StoredReport, seen: Collectio
             log.info("calldata_not_tried", vault=vault, timestamp=stored.log.timestamp, problem=str(error))
             continue
         if isinstance(answer, Reverted):
-            why = revert_reason(answer.data)
+            named = await asyncio.to_thread(decode_error, answer)
+            why = revert_reason(named.name, named.arguments, named.data)
             log.warning("calldata_reverts", vault=vault, timestamp=stored.log.timestamp, reason=why)

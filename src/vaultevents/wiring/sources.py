@@ -12,6 +12,7 @@ from pydantic import SecretStr
 from vaultevents.chain.beacon.client import BeaconChain, BeaconIdentity, BeaconOptions
 from vaultevents.chain.execution.anchoring import BeaconAnchor
 from vaultevents.chain.execution.client import ExecutionChain, ExecutionOptions, HeadPolicy, Identity, Reverted
+from vaultevents.chain.execution.contracts import ContractMismatch, call
 from vaultevents.chain.execution.head_subscription import NewHeads
 from vaultevents.chain.ipfs import IpfsClient
 from vaultevents.chain.upstream.redaction import node_name
@@ -21,7 +22,7 @@ from vaultevents.core.errors import ConfigError, InputError, SourceUnavailable, 
 from vaultevents.core.events import EVENT_TYPES, ReportUpdateAvailable
 from vaultevents.core.nodes import Upstream
 from vaultevents.core.trust import guarantee
-from vaultevents.core.units import Address, checksum
+from vaultevents.core.units import checksum
 from vaultevents.egress import Guard
 from vaultevents.store import nodes
 from vaultevents.store.clock import ServiceClock
@@ -40,7 +41,6 @@ AUDIT_OFF = (
     "'vaultevents audit chain'"
 )
 EPOCH_EVENT_TYPES = tuple(name for name in EVENT_TYPES if name.startswith("validator_"))
-LAZY_ORACLE_SELECTOR = bytes.fromhex("2e39045c")  # lazyOracle()
 
 
 @asynccontextmanager
@@ -216,10 +216,17 @@ async def locator_problem(settings: Settings, chain: ExecutionChain) -> str | No
     contracts = settings.contracts
     if contracts.lido_locator is None or not contracts.lazy_oracles:
         return None
-    answer = await chain.call(contracts.lido_locator, LAZY_ORACLE_SELECTOR)
-    if isinstance(answer, Reverted) or len(answer) != 32:
-        return f"the contract at contracts.lido_locator ({checksum(contracts.lido_locator)}) is not a LidoLocator"
-    if (named := Address(answer[12:])) in contracts.lazy_oracles:
+    try:
+        answer = await call(chain, contracts.lido_locator, "LidoLocator", "lazyOracle")
+    except ContractMismatch as mismatch:
+        return f"the contract at contracts.lido_locator is not a LidoLocator: {mismatch}"
+    if isinstance(answer, Reverted):
+        return (
+            f"the contract at contracts.lido_locator ({checksum(contracts.lido_locator)}) is not a LidoLocator: "
+            "it has no function lazyOracle()"
+        )
+    (named,) = answer
+    if named in contracts.lazy_oracles:
         return None
     return (
         f"the protocol publishes its reports through {checksum(named)} now, which is not in contracts.lazy_oracles: "

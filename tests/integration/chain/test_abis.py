@@ -13,8 +13,11 @@ from eth_hash.auto import keccak
 
 import evm
 from vaultevents.chain.execution import contracts
+from vaultevents.chain.execution.contract_calls import Reverted
 from vaultevents.chain.execution.contracts import CONTRACTS, Abi, read_abi
 from vaultevents.core.logs import ETHER_FUNDED, REPORT_UPDATED, WITHDRAWAL_CLAIMED
+from vaultevents.core.reports import LEAF_ENCODING, UPDATE_VAULT_DATA
+from vaultevents.core.reverts import MEANINGS, revert_reason
 
 pytestmark = pytest.mark.integration
 
@@ -107,6 +110,30 @@ def test_topics_and_selectors_of_web3_are_the_known_ones() -> None:
     for contract in ("LidoLocator", "StvPool"):
         for text, selector in HASHES[contract]["functions"].items():
             assert "0x" + contracts.encode(contract, text.split("(")[0]).hex() == selector  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("contract", "text", "selector"),
+    [(contract, *known) for contract, kinds in HASHES.items() for known in kinds.get("errors", {}).items()],
+)
+def test_each_error_is_found_by_its_selector(contract: str, text: str, selector: str) -> None:
+    name, types = text[:-1].split("(")
+    data = bytes.fromhex(selector[2:]) + bytes(32 * len(types.split(","))) * bool(types)
+    named = contracts.decode_error(Reverted(data))
+    assert named.name == name
+    assert len(named.arguments) == len(types.split(",")) * bool(types)
+    assert revert_reason(named.name, named.arguments, data) == f"{name}: {MEANINGS[name]}"
+
+
+def test_every_error_with_a_meaning_has_a_selector() -> None:
+    assert MEANINGS.keys() == {text.split("(")[0] for kinds in HASHES.values() for text in kinds.get("errors", {})}
+
+
+def test_the_calldata_of_reports_is_that_of_the_abi() -> None:
+    selector = HASHES["LazyOracle"]["functions"]
+    assert "0x" + UPDATE_VAULT_DATA.hex() == selector[f"updateVaultData({','.join(LEAF_ENCODING)},bytes32[])"]
+    update = next(entry for entry in read_abi("LazyOracle") if entry["name"] == "updateVaultData")
+    assert [one["type"] for one in update["inputs"]] == [*LEAF_ENCODING, "bytes32[]"]
 
 
 def test_each_file_is_a_known_contract() -> None:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
-from web3.exceptions import OffchainLookup
 
 import evm
 from contracts_fixtures import DEPOSIT_WEI, CreatedVault, Protocol, running_protocol
@@ -27,6 +26,7 @@ from vaultevents.chain.execution.contracts import (
     web3_over,
 )
 from vaultevents.core.errors import SourceUnavailable
+from vaultevents.core.merkle import leaf_hash
 from vaultevents.core.units import Address, Hash32, checksum
 
 pytestmark = [pytest.mark.integration, pytest.mark.anvil]
@@ -131,8 +131,6 @@ async def test_the_error_of_an_inner_contract_is_named(
     protocol: Protocol, vault: CreatedVault, chain: ExecutionChain
 ) -> None:
     """The hub's refusal reaches the caller of the oracle."""
-    from vaultevents.core.merkle import leaf_hash
-
     root = leaf_hash(NOBODY, (1, 2, 3, 4, 5))
     data = encode("LazyOracle", "updateReportData", 1_770_000_000, 1, root, "")
     protocol.chain.send(protocol.oracle, data)
@@ -163,6 +161,17 @@ async def test_an_address_without_code_is_named(protocol: Protocol, chain: Execu
     assert "at block 0," in str(answer)
 
 
+async def test_a_contract_that_fails_without_a_reason_is_no_fault_of_the_node(
+    protocol: Protocol, chain: ExecutionChain
+) -> None:
+    broken = Address(b"\x78" * 20)
+    for code in ("0xfe", "0x5ffd", "0x50", "0x5f56"):  # INVALID, REVERT without data, an empty stack, a bad jump
+        protocol.chain.rpc("anvil_setCode", "0x" + broken.hex(), code)
+        assert await call(chain, broken, "VaultHub", "vaultsCount", block=protocol.chain.number()) == Reverted(b"")
+    with pytest.raises(SourceUnavailable, match=rf"cannot call {checksum(broken)} at block 0x3b9aca00"):
+        await call(chain, broken, "VaultHub", "vaultsCount", block=10**9)
+
+
 async def test_an_upgraded_vault_is_named_and_what_it_still_answers_is_used(
     protocol: Protocol, vault: CreatedVault, chain: ExecutionChain
 ) -> None:
@@ -181,8 +190,11 @@ async def test_an_upgraded_vault_is_named_and_what_it_still_answers_is_used(
             await call(chain, vault.vault, "StakingVault", "owner")
         # what a contract says to be at a URL is never asked for
         request = {"to": checksum(vault.vault), "data": encode("StakingVault", "nodeOperator").hex()}
+        web3 = web3_over(chain)
+        from web3.exceptions import OffchainLookup  # imported first by `web3_over`, which keeps the recursion limit
+
         with pytest.raises(OffchainLookup):
-            await web3_over(chain).eth.call(request)  # type: ignore[arg-type]
+            await web3.eth.call(request)  # type: ignore[arg-type]
         elsewhere = await call(chain, vault.vault, "StakingVault", "nodeOperator")
         assert isinstance(elsewhere, Reverted) and elsewhere.name is None
     finally:

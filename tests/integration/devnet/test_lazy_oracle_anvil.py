@@ -13,6 +13,7 @@ from eth_hash.auto import keccak
 
 import evm
 from vaultevents.chain.execution.client import ExecutionChain, HeadPolicy, Reverted
+from vaultevents.chain.execution.contracts import decode_error
 from vaultevents.core.events import ReportUpdateAvailable
 from vaultevents.core.reports import ReportLog, observe, read_report
 from vaultevents.core.reverts import revert_reason
@@ -141,13 +142,18 @@ async def test_the_calldata_of_our_events_is_accepted_and_reverts_with_a_reason_
         assert isinstance(first, ReportUpdateAvailable)
         tampered = first.calldata[:-1] + bytes([first.calldata[-1] ^ 1])
         refused = await node.call(oracle, tampered, chain.number())
-        assert isinstance(refused, Reverted) and revert_reason(refused.data).startswith("InvalidProof")
+        assert isinstance(refused, Reverted) and reason_of(refused).startswith("InvalidProof")
         chain.send(lazy_oracle, first.calldata)
         again = await node.call(oracle, first.calldata, chain.number())
-        assert isinstance(again, Reverted) and revert_reason(again.data).startswith("VaultReportIsFreshEnough")
+        assert isinstance(again, Reverted) and reason_of(again).startswith("VaultReportIsFreshEnough")
         publish(chain, lazy_oracle, newer)
         late = await node.call(oracle, seen[1].payload.calldata, chain.number())  # type: ignore[union-attr]
-        assert isinstance(late, Reverted) and "superseded" in revert_reason(late.data)
+        assert isinstance(late, Reverted) and "superseded" in reason_of(late)
+
+
+def reason_of(refused: Reverted) -> str:
+    named = decode_error(refused)
+    return revert_reason(named.name, named.arguments, named.data)
 
 
 def report_log(one: Publication, oracle: Address) -> ReportLog:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
@@ -93,14 +95,24 @@ class _Element:
 
 
 @dataclass(frozen=True, slots=True)
+class _Event:
+    """An event; what is not indexed is in the data of a log."""
+
+    topic: Hash32
+    fields: list[dict[str, Any]]
+    indexed: list[dict[str, Any]]
+    carried: list[dict[str, Any]]
+    carried_types: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class _Abis:
-    """All ABIs, ready for use. `events` are classes of web3."""
+    """All ABIs, ready for use: functions and events by contract and name, errors by selector."""
 
     codec: ABICodec
     functions: Mapping[tuple[str, str], _Element]
     errors: Mapping[bytes, _Element]
-    events: Mapping[tuple[str, str], Any]
-    topics: Mapping[tuple[str, str], Hash32]
+    events: Mapping[tuple[str, str], _Event]
 
 
 def read_abi(contract: ContractName) -> Abi:
@@ -179,7 +191,7 @@ def decode_error(reverted: Reverted) -> Reverted:
 
 def event_topic(contract: ContractName, event: str) -> Hash32:
     """Return the first topic of an event."""
-    return _abis().topics[contract, event]
+    return _abis().events[contract, event].topic
 
 
 def decode_log(contract: ContractName, event: str, log: Log) -> dict[str, Any]:
@@ -187,30 +199,16 @@ def decode_log(contract: ContractName, event: str, log: Log) -> dict[str, Any]:
 
     The address of the log is not looked at. Raises `ContractMismatch` for a log of another form.
     """
-    from eth_utils.abi import collapse_if_tuple
-
     abis = _abis()
-    decoder = abis.events[contract, event]
-    receipt = {
-        "address": checksum(log.address),
-        "topics": list(log.topics),
-        "data": log.data,
-        "blockNumber": log.block_number,
-        "blockHash": log.block_hash,
-        "transactionHash": log.tx_hash,
-        "transactionIndex": 0,
-        "logIndex": log.log_index,
-    }
+    known = abis.events[contract, event]
     try:
-        arguments = decoder.process_log(receipt)["args"]
-        carried = [parameter for parameter in decoder.abi["inputs"] if not parameter["indexed"]]
-        _values(abis.codec, carried, list(map(collapse_if_tuple, carried)), log.data)  # and nothing else
-    except _undecodable() as error:
+        arguments = _arguments(abis.codec, known, log)
+    except ValueError as error:
         raise ContractMismatch(
             f"log {log.log_index} of transaction {hex_text(log.tx_hash)} is not {contract}.{event} as this version "
-            f"knows it ({type(error).__name__}): the contract may have been upgraded, install a version that knows it"
+            f"knows it ({error}): the contract may have been upgraded, install a version that knows it"
         ) from None
-    return {parameter["name"]: _plain(parameter, arguments[parameter["name"]]) for parameter in decoder.abi["inputs"]}
+    return {field["name"]: arguments[field["name"]] for field in known.fields}
 
 
 def web3_over(chain: ExecutionChain) -> AsyncWeb3[Any]:
@@ -219,13 +217,28 @@ def web3_over(chain: ExecutionChain) -> AsyncWeb3[Any]:
     It can only read: `eth_call` and `eth_getCode`. It follows no URL that a contract names (CCIP), looks up no ENS
     names, and has no middleware.
     """
-    from web3 import AsyncWeb3
+    web3: AsyncWeb3[Any] = _web3().AsyncWeb3(_provider_class()(chain), middleware=[])
+    return web3
 
-    return AsyncWeb3(_provider_class()(chain), middleware=[])
+
+@cache
+def _web3() -> Any:
+    """Import web3, which every function that uses it does first.
+
+    Its dependency py_ecc raises the recursion limit of the process to 100,000. Parsing deeply nested JSON from a
+    gateway then overflows the stack and ends the process, so the limit stays as it is.
+    """
+    set_limit = sys.setrecursionlimit
+    setattr(sys, "setrecursionlimit", lambda limit: None)  # noqa: B010
+    try:
+        return import_module("web3")
+    finally:
+        setattr(sys, "setrecursionlimit", set_limit)  # noqa: B010
 
 
 @cache
 def _provider_class() -> Any:
+    _web3()
     from web3.providers.async_base import AsyncJSONBaseProvider
 
     class NodePoolProvider(AsyncJSONBaseProvider):
@@ -262,19 +275,12 @@ def _response(at: int, answer: bytes | Reverted) -> dict[str, Any]:
 
 @cache
 def _abis() -> _Abis:
-    from eth_utils.abi import event_abi_to_log_topic
-    from web3 import AsyncWeb3
-    from web3.providers.async_base import AsyncJSONBaseProvider
-
-    web3 = AsyncWeb3(AsyncJSONBaseProvider(), middleware=[])
+    web3 = _web3().AsyncWeb3(_provider_class()(None), middleware=[])
     functions: dict[tuple[str, str], _Element] = {}
     errors = {element.selector: element for element in map(_element, _BUILT_IN)}
-    events: dict[tuple[str, str], Any] = {}
-    topics: dict[tuple[str, str], Hash32] = {}
+    events: dict[tuple[str, str], _Event] = {}
     for contract in CONTRACTS:
-        abi = read_abi(contract)
-        interface = web3.eth.contract(abi=cast(Any, abi))
-        for entry in abi:
+        for entry in read_abi(contract):
             match entry["type"]:
                 case "function":
                     functions[contract, entry["name"]] = _element(entry)
@@ -282,9 +288,21 @@ def _abis() -> _Abis:
                     element = _element(entry)
                     errors[element.selector] = element
                 case _:
-                    events[contract, entry["name"]] = interface.events[entry["name"]]()
-                    topics[contract, entry["name"]] = Hash32(event_abi_to_log_topic(cast(Any, entry)))
-    return _Abis(web3.codec, functions, errors, events, topics)
+                    events[contract, entry["name"]] = _event(entry)
+    return _Abis(web3.codec, functions, errors, events)
+
+
+def _event(entry: dict[str, Any]) -> _Event:
+    from eth_utils.abi import collapse_if_tuple, event_abi_to_log_topic
+
+    carried = [field for field in entry["inputs"] if not field["indexed"]]
+    return _Event(
+        Hash32(event_abi_to_log_topic(cast(Any, entry))),
+        entry["inputs"],
+        [field for field in entry["inputs"] if field["indexed"]],
+        carried,
+        list(map(collapse_if_tuple, carried)),
+    )
 
 
 def _element(entry: dict[str, Any]) -> _Element:
@@ -334,13 +352,26 @@ def _values(codec: ABICodec, fields: list[dict[str, Any]], types: list[str], dat
     return tuple(_plain(field, value) for field, value in zip(fields, decoded, strict=True))
 
 
+def _arguments(codec: ABICodec, event: _Event, log: Log) -> dict[str, Any]:
+    """Decode the arguments of a log by name; raises `ValueError` for a log of another form."""
+    first, *topics = log.topics or (b"",)
+    if first != event.topic or len(topics) != len(event.indexed):
+        raise ValueError(f"it has {len(log.topics)} topics, or another first one")
+    arguments: dict[str, Any] = {}
+    for field, topic in zip(event.indexed, topics, strict=True):
+        kind = field["type"]
+        hashed = kind in ("bytes", "string") or kind.endswith("]") or kind == "tuple"
+        arguments[field["name"]] = Hash32(topic) if hashed else _values(codec, [field], [kind], topic)[0]
+    carried = _values(codec, event.carried, event.carried_types, log.data)
+    return arguments | {field["name"]: value for field, value in zip(event.carried, carried, strict=True)}
+
+
 @cache
 def _undecodable() -> tuple[type[Exception], ...]:
     """What is raised for bytes of another form: also for a length of 2^64, and for text that is not UTF-8."""
     from eth_abi.exceptions import DecodingError
-    from web3.exceptions import Web3Exception
 
-    return (DecodingError, Web3Exception, OverflowError, ValueError)
+    return (DecodingError, OverflowError, ValueError)
 
 
 def _plain(field: Mapping[str, Any], value: Any) -> Any:
@@ -352,7 +383,5 @@ def _plain(field: Mapping[str, Any], value: Any) -> Any:
     if kind == "address":
         return Address(bytes.fromhex(value[2:]))
     if kind == "tuple":
-        fields = field["components"]
-        values = value.values() if isinstance(value, Mapping) else value
-        return {part["name"]: _plain(part, entry) for part, entry in zip(fields, values, strict=True)}
-    return bytes(value) if isinstance(value, bytes) else value
+        return {part["name"]: _plain(part, entry) for part, entry in zip(field["components"], value, strict=True)}
+    return value
