@@ -109,7 +109,8 @@ async def test_an_account_id_or_name_that_cannot_be(here: Place) -> None:
 
 
 async def test_wrong_usage(here: Place) -> None:
-    for arguments in (["frobnicate"], ["run", "--frobnicate"], ["vault", "add", "acme"]):
+    listening = ["run", "--listen", "acme", "--dispatchers", "2"]
+    for arguments in (["frobnicate"], ["run", "--frobnicate"], ["vault", "add", "acme"], listening):
         done = await here.run(*arguments)
         assert (done.code, done.stdout) == (2, "")
         assert "Traceback" not in done.stderr

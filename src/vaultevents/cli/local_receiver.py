@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from vaultevents.cli.console import say
 from vaultevents.config import Settings
@@ -33,23 +33,24 @@ async def receiving(settings: Settings, account_id: str, show: Callable[[Receive
     directory = settings.directory / "receiver"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     receivers = Receivers(directory)
-    await receivers.start()
-    hook = receivers.hook("hook")
-    url = check_url(hook.url, url_rules(settings))
-    webhook = Webhook(f"wh-{secrets.token_hex(12)}", account_id, url, None, None, active=True)
-    secret = Secret(new_secret(secrets.token_bytes(SECRET_BYTES)))
-    hook.secret = secret.reveal()
     try:
+        await receivers.start()
+        hook = receivers.hook("hook")
+        url = check_url(hook.url, url_rules(settings))
+        webhook = Webhook(f"wh-{secrets.token_hex(12)}", account_id, url, None, None, active=True)
+        secret = Secret(new_secret(secrets.token_bytes(SECRET_BYTES)))
+        hook.secret = secret.reveal()
         async with open_store(settings) as store:
             await webhooks.create_webhook(store.database, webhook, secret, store.key, secrets.token_bytes(NONCE_BYTES))
             try:
                 say(f"Listening at {url} for account {account_id}, as webhook {webhook.id}.")
                 showing = asyncio.create_task(show_all(hook, show))
                 delivery = settings.delivery.model_copy(update={"ca_file": receivers.ca_path})
-                yield settings.model_copy(update={"delivery": delivery})
-                showing.cancel()
-                with suppress(asyncio.CancelledError):
-                    await showing
+                try:
+                    yield settings.model_copy(update={"delivery": delivery})
+                finally:
+                    showing.cancel()
+                    await asyncio.gather(showing, return_exceptions=True)
             finally:
                 await webhooks.delete_webhook(store.database, account_id, webhook.id)
     finally:

@@ -11,10 +11,10 @@ import typer
 from vaultevents.cli.console import complete, put_json, put_table, say
 from vaultevents.cli.options import AccountArgument, ConfigOption, JsonOption
 from vaultevents.cli.settings import settings_of
-from vaultevents.cli.vault_discover import LookupProgress, discover, state_json
+from vaultevents.cli.vault_discover import LookupProgress, discover, registrations_json, state_json
 from vaultevents.config import Settings
 from vaultevents.core.creations import VaultState
-from vaultevents.core.errors import InputError, SourceUnavailable
+from vaultevents.core.errors import ConfigError, InputError, SourceUnavailable
 from vaultevents.core.registry import Vault, check_id
 from vaultevents.core.units import Address, checksum, parse_address
 from vaultevents.store import accounts
@@ -101,7 +101,7 @@ def vault_add(
     done, found, others = complete(work())
     backfills = [(span.first, span.last) for span in done.backfills]
     if as_json:
-        shown = {} if found is None else _found_json(found)
+        shown = {} if found is None else {**_found_json(found), "otherRegistrations": registrations_json(others)}
         put_json({**_vault_json(done.vault), "backfills": backfills, **shown})
         return
     for line in () if found is None else _found_lines(contract, found):
@@ -123,6 +123,11 @@ async def _recognise(
     """Return the first block whose events exist, and what is known of the vault."""
     from vaultevents.wiring.vault_recognition import recognise
 
+    if not settings.execution.urls:
+        raise ConfigError(
+            "execution.urls is empty, so the vault cannot be recognised: name a node there, or give --unchecked and a "
+            "--start-block number"
+        )
     try:
         async with _open_nodes(settings, store) as chain:
             with LookupProgress() as progress:

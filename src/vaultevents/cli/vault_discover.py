@@ -195,6 +195,11 @@ def state_json(state: VaultState) -> dict[str, object]:
     }
 
 
+def registrations_json(vaults: Sequence[Vault]) -> list[dict[str, str]]:
+    """Return under which ids accounts have registered a vault, for `--json`."""
+    return [{"accountId": vault.account_id, "id": vault.id} for vault in vaults]
+
+
 def _row_json(row: _Row) -> dict[str, object]:
     created, pool = row.created, row.created.pool
     return {
@@ -204,7 +209,7 @@ def _row_json(row: _Row) -> dict[str, object]:
         "withdrawalQueueAddress": None if pool is None else checksum(pool.queue),
         "creationBlock": created.block,
         "factory": checksum(created.factory),
-        "registrations": [{"accountId": vault.account_id, "id": vault.id} for vault in row.registered],
+        "registrations": registrations_json(row.registered),
     }
 
 
