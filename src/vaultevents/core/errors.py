@@ -7,6 +7,8 @@
     │   │   ├── CursorUnknown        of a page: altered, foreign, or of another list (core/pagination.py)
     │   │   └── JsonMalformed        bytes that are not JSON, or can be read in two ways (core/jsonbody.py)
     │   ├── DatabaseUnusable       of a newer or altered schema, too old, wrong key, no privilege (store/sqlstates.py)
+    │   ├── ContractMismatch       a contract answers in another form than its ABI (chain/execution/contracts.py)
+    │   │   └── NoContract           there is no code at the address
     │   ├── SealBroken             a sealed secret does not open (core/sealing.py)
     │   ├── WrongNetwork           a node of another chain than the one this database is pinned to (rule E10)
     │   └── StreamStopped          a stream that must not go on by itself

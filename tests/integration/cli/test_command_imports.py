@@ -60,13 +60,18 @@ def test_a_needless_import_is_seen() -> None:
 
 def test_the_import_of_web3_leaves_deeply_nested_json_refused() -> None:
     """A dependency of web3 raises the recursion limit, and the JSON of a gateway could then overflow the stack."""
-    use = "from vaultevents.chain.execution.contracts import event_topic; event_topic('VaultHub', 'VaultConnected')"
-    parse = "import json\ntry: json.loads('[' * 10**6)\nexcept RecursionError: import wave"
-    assert imported_by(f"limit = sys.getrecursionlimit(); {use}\n{parse}\nassert sys.getrecursionlimit() == limit") >= {
-        *WEB3,
-        "py_ecc",
-        "wave",  # imported by the refusal
-    }
+    code = """
+import json, threading
+from vaultevents.chain.execution.contracts import event_topic
+before = sys.getrecursionlimit(), sys.setrecursionlimit
+uses = [threading.Thread(target=event_topic, args=("VaultHub", "VaultConnected")) for _ in range(3)]
+for use in uses: use.start()
+for use in uses: use.join()
+assert (sys.getrecursionlimit(), sys.setrecursionlimit) == before
+try: json.loads("[" * 10**6)
+except RecursionError: import wave  # a module that says so
+"""
+    assert imported_by(code) >= {*WEB3, "py_ecc", "wave"}
 
 
 def test_the_help_lists_every_command_in_order(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -51,6 +52,7 @@ ContractName = Literal[
 CONTRACTS: Final[tuple[ContractName, ...]] = get_args(ContractName)
 
 Abi = list[dict[str, Any]]
+_IMPORT: Final = threading.Lock()
 _BUILT_IN: Final[Abi] = [
     {"type": "error", "name": "Error", "inputs": [{"name": "message", "type": "string"}]},
     {"type": "error", "name": "Panic", "inputs": [{"name": "code", "type": "uint256"}]},
@@ -228,12 +230,13 @@ def _web3() -> Any:
     Its dependency py_ecc raises the recursion limit of the process to 100,000. Parsing deeply nested JSON from a
     gateway then overflows the stack and ends the process, so the limit stays as it is.
     """
-    set_limit = sys.setrecursionlimit
-    setattr(sys, "setrecursionlimit", lambda limit: None)  # noqa: B010
-    try:
-        return import_module("web3")
-    finally:
-        setattr(sys, "setrecursionlimit", set_limit)  # noqa: B010
+    with _IMPORT:
+        set_limit = sys.setrecursionlimit
+        setattr(sys, "setrecursionlimit", lambda limit: None)  # noqa: B010
+        try:
+            return import_module("web3")
+        finally:
+            setattr(sys, "setrecursionlimit", set_limit)  # noqa: B010
 
 
 @cache
