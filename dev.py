@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the environment, then run: `dev.py demo | test | lint | schema | bench NAME | <any vaultevents command>`.
+"""Make the environment, then run: `dev.py demo | test | lint | schema | bench NAME | anvil | <a vaultevents command>`.
 
 Standard library only, Python >= 3.11 with venv. Everything is installed into `.venv` beside this file from the
 hash-locked requirement files, and installed again only when a lock or the interpreter changes.
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
@@ -127,6 +128,13 @@ def schema() -> int:
     return run(str(ROOT / "tests" / "schema_picture.py"))
 
 
+def anvil() -> NoReturn:
+    """Run a chain with the protocol's contracts on the port that `init --network devnet` expects."""
+    environment("test")
+    contracts()
+    os.execv(PYTHON, [str(PYTHON), str(ROOT / "tests" / "example_chain.py")])
+
+
 def bench(arguments: list[str]) -> int:
     environment("test")
     names = sorted(p.stem.replace("_", "-") for p in (ROOT / "bench").glob("*.py") if not p.stem.startswith("_"))
@@ -148,6 +156,8 @@ def main(arguments: list[str]) -> int:  # noqa: RET503 - execv does not return
         return schema()
     if command == "bench":
         return bench(rest)
+    if command == "anvil":
+        anvil()
     environment("core")
     os.execv(PYTHON, [str(PYTHON), "-m", "vaultevents", *arguments])  # its signals and exit code are ours
 

@@ -292,7 +292,25 @@ class ContractSettings(Section):
     )
     wrapper_factory: ContractAddress | None = Field(
         default=None,
-        description="Factory of stVault wrapper pools; `check` verifies that the contract exists.",
+        description=(
+            "Factory of stVault wrapper pools; `check` verifies that the contract exists. `vault discover` and "
+            "`vault add` find the withdrawal queue of a vault in its logs."
+        ),
+    )
+    former_vault_factories: Annotated[tuple[ContractAddress, ...], NoDecode, COMMAS] = Field(
+        default=(),
+        description=(
+            "Factories that made vaults before the present one, which the LidoLocator names. `vault discover` and "
+            "`vault add` know their vaults, too."
+        ),
+    )
+    first_block: int = Field(
+        default=0,
+        ge=0,
+        description=(
+            "No vault was created before this block: `vault discover` and `vault add` search the logs of the factories "
+            "from it on."
+        ),
     )
     core_withdrawal_queue: ContractAddress | None = Field(
         default=None,

@@ -81,6 +81,8 @@ async def test_vaults_that_cannot_be(here: Place) -> None:
         (["nobody", "one", VAULT], "there is no account 'nobody': add it with 'vaultevents account add nobody'"),
         (["acme", "one", VAULT, "--start-block", str(2**63)], "is not a block: give a number, 'now' or 'creation'"),
         (["acme", "one", VAULT, "--start-block", "creation"], "has no code at the finalized block"),
+        (["acme", "one", VAULT, "--start-block", "creation", "--unchecked"], "has no code at the finalized block"),
+        (["acme", "one", VAULT], "it is an account, or a contract of another chain or of a later block"),
     ):
         options = [] if "--start-block" in arguments else ["--start-block", "1"]
         assert sentence in (await here.run("vault", "add", *arguments, *options)).error
@@ -107,7 +109,8 @@ async def test_an_account_id_or_name_that_cannot_be(here: Place) -> None:
 
 
 async def test_wrong_usage(here: Place) -> None:
-    for arguments in (["frobnicate"], ["run", "--frobnicate"], ["vault", "add", "acme"]):
+    listening = ["run", "--listen", "acme", "--dispatchers", "2"]
+    for arguments in (["frobnicate"], ["run", "--frobnicate"], ["vault", "add", "acme"], listening):
         done = await here.shell.freshly().run(*arguments)
         assert (done.code, done.stdout) == (2, "")
         assert "Traceback" not in done.stderr

@@ -21,7 +21,10 @@ SOURCES = ROOT / "src" / "vaultevents"
 REFERENCE = ROOT / "docs" / "reference"
 
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
-DERIVED = {"audit_started", "audit_chain_started", "check_started", "prune_started", "rotation_started"}
+DERIVED = {
+    *("audit_started", "audit_chain_started", "check_started", "discovery_started"),
+    *("prune_started", "rotation_started"),
+}
 """Log events whose name is made from the kind of a progress display."""
 
 

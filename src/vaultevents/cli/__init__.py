@@ -29,7 +29,7 @@ COMMANDS = {
     "rotate-master-key": "Seal every secret with another master key.",
     "prune": "Remove deliveries that were delivered or cancelled long ago, with their attempts.",
     "account": "Add and list accounts, which own vaults and webhooks.",
-    "vault": "Add, list and remove the staking vaults that are watched.",
+    "vault": "Discover, add, list and remove the staking vaults that are watched.",
     "webhook": "Add, list, pause, enable, test and remove the URLs to which events are delivered.",
     "key": "Add, list, rotate and revoke the keys of the HTTP API.",
     "mfa": "Enrol and reset the second factor with which an account changes its webhooks.",

@@ -39,7 +39,8 @@ def init(
     say(f"Wrote {path} for {network}. {_FIRST[network]} Next{f', each with{option}' if option else ''}:")
     say("  vaultevents check                                    does everything answer?")
     say("  vaultevents account add ACCOUNT                      an account, such as 'acme'")
-    say("  vaultevents vault add ACCOUNT VAULT ADDRESS          a vault of it (--queue, --start-block)")
+    say("  vaultevents vault discover                           the vaults of the protocol (--owner, --register)")
+    say("  vaultevents vault add ACCOUNT VAULT ADDRESS          a vault of the account (--start-block)")
     say("  vaultevents webhook add ACCOUNT URL                  where its events go; shows the secret once")
     say("  vaultevents run                                      watch and deliver")
 

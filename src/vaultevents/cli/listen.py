@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from vaultevents.cli.console import complete, put_json, say, stopping
+from vaultevents.cli.local_receiver import show_all, show_received
 from vaultevents.core.errors import InputError
 from vaultevents.core.signing import sign
-from vaultevents.devnet.receivers import Hook, Received, Receivers
+from vaultevents.devnet.receivers import Received, Receivers
 
 
 def listen(
@@ -55,7 +57,7 @@ async def _listen(secret: str, port: int, directory: Path, *, as_json: bool) -> 
         if not as_json:
             say(f"Listening at {origin}/hook; let the service trust {receivers.ca_path} (delivery.ca_file).")
         with stopping(stop):
-            showing = asyncio.create_task(_show_all(hook, as_json=as_json))
+            showing = asyncio.create_task(show_all(hook, partial(_show, as_json=as_json)))
             ended = asyncio.create_task(stop.wait())
             await asyncio.wait((showing, ended), return_when=asyncio.FIRST_COMPLETED)
             for task in (showing, ended):
@@ -66,18 +68,10 @@ async def _listen(secret: str, port: int, directory: Path, *, as_json: bool) -> 
         await receivers.stop()
 
 
-async def _show_all(hook: Hook, *, as_json: bool) -> None:
-    shown = 0
-    while True:
-        for received in (await hook.arrivals(shown + 1, timeout_s=float("inf")))[shown:]:
-            _show(received, as_json=as_json)
-            shown += 1
-
-
 def _show(received: Received, *, as_json: bool) -> None:
     if as_json:
         put_json(
             {"id": received.webhook_id, "verified": received.verified, "body": received.body.decode(errors="replace")}
         )
     else:
-        say(f"{'verified' if received.verified else 'DOES NOT VERIFY'}: {received.body.decode(errors='replace')}")
+        show_received(received)

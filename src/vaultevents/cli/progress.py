@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import structlog
 from rich.console import Console
@@ -21,7 +21,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from vaultevents.watch.watcher import Advanced
+if TYPE_CHECKING:
+    from vaultevents.watch.watcher import Advanced
 
 log = structlog.get_logger("cli")
 

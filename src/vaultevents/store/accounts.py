@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -78,6 +78,21 @@ async def vaults_of(connection: Connection, account_id: str) -> list[Vault]:
     return sorted(present, key=lambda vault: vault.id)
 
 
+async def check_account(database: Database, account_id: str) -> None:
+    """Raise `InputError` where there is no such account."""
+    async with database.transaction() as connection:
+        await require_account(connection, account_id)
+
+
+async def check_addresses(
+    database: Database, account_id: str, vault_id: str, address: Address, queue: Address | None
+) -> None:
+    """Raise the `InputError` of `add_vault` where an id or an address belongs to another vault of the account."""
+    async with database.transaction() as connection:
+        await require_account(connection, account_id)
+        _check_addresses(vault_id, address, queue, await load_vaults(connection, account_id))
+
+
 async def add_vault(
     database: Database,
     account_id: str,
@@ -135,6 +150,63 @@ async def add_vault(
         await backfill(connection, "reports", begin)
         await reopen_reports(connection, begin)
         return Registered(vault, tuple(await backfill(connection, "logs", begin)))
+
+
+@dataclass(frozen=True, slots=True)
+class NewVault:
+    """A vault to register from `first_block` on."""
+
+    id: str
+    address: Address
+    queue: Address | None
+    first_block: int
+
+
+async def add_vaults(database: Database, account_id: str, wanted: Sequence[NewVault]) -> list[Span]:
+    """Register in one transaction those vaults whose addresses the account never had.
+
+    Return the blocks that will be read again for them. Raises `InputError` where an id or a queue is another vault's.
+    """
+    async with database.transaction() as connection:
+        await lock_registry(connection)
+        await require_account(connection, account_id)
+        present = await load_vaults(connection, account_id)
+        known = {vault.address for vault in present}
+        new = [vault for vault in wanted if vault.address not in known]
+        if not new:
+            return []
+        _check_new(new, present)
+        await connection.executemany(
+            "insert into vaults (account_id, id, address, queue) values ($1, $2, $3, $4)",
+            [(account_id, vault.id, vault.address, vault.queue) for vault in new],
+        )
+        await connection.executemany(
+            "insert into vault_spans (account_id, vault_id, ordinal, first_block, deliver_from)"
+            " values ($1, $2, 1, $3, 0)",
+            [(account_id, vault.id, vault.first_block) for vault in new],
+        )
+        await change_version(connection, "registry")
+        begin = min(vault.first_block for vault in new)
+        await backfill(connection, "reports", begin)
+        await reopen_reports(connection, begin)
+        return await backfill(connection, "logs", begin)
+
+
+def _check_new(new: Sequence[NewVault], present: Iterable[Vault]) -> None:
+    """Within one account an id, a vault address and a queue address each occur once (rule E9)."""
+    ids: dict[str, Address] = {}
+    queues: dict[Address, str] = {}
+    every: list[Vault | NewVault] = [*present, *new]
+    for vault in every:
+        if ids.setdefault(vault.id, vault.address) != vault.address:
+            raise InputError(
+                f"vault '{vault.id}' has the address {checksum(ids[vault.id])}, which never changes: register "
+                f"{checksum(vault.address)} with 'vaultevents vault add' under another id"
+            )
+        if vault.queue is not None and queues.setdefault(vault.queue, vault.id) != vault.id:
+            raise InputError(
+                f"{checksum(vault.queue)} is already the withdrawal queue of vault '{queues[vault.queue]}'"
+            )
 
 
 async def remove_vault(database: Database, account_id: str, vault_id: str, last_block: int) -> Vault:

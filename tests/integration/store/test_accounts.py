@@ -13,7 +13,7 @@ from vaultevents.core.events import project
 from vaultevents.core.registry import Vault, VaultSpan
 from vaultevents.core.spans import Span
 from vaultevents.store import accounts
-from vaultevents.store.accounts import Registered, remove_vault
+from vaultevents.store.accounts import NewVault, Registered, remove_vault
 from vaultevents.store.cursors import open_stream
 from vaultevents.store.outbox import Lost, Outbox
 from vaultevents.store.pool import Database
@@ -73,6 +73,30 @@ async def test_ids_and_addresses_occur_once_in_an_account(any_database: Database
     await refused(vault(any_database, "v1", queue="q2"), "withdrawal queue .* never changes", any_database)
     await refused(vault(any_database, "v2", at="v1"), "already registered in this account, as vault 'v1'", any_database)
     await refused(vault(any_database, "v2", queue="q1"), "already the withdrawal queue of vault 'v1'", any_database)
+
+
+async def test_many_vaults_are_registered_together_once_and_read_again_together(any_database: Database) -> None:
+    await account(any_database)
+    await vault(any_database, "own", at="v2", queue="q2", first_block=101)
+    await live_at(any_database, 100)
+    wanted = [
+        NewVault("a", address("v1"), address("q1"), 40),
+        NewVault("b", address("v2"), None, 50),  # has the account as 'own'
+        NewVault("c", address("v3"), None, 60),
+    ]
+    assert await accounts.add_vaults(any_database, "acme", wanted) == [Span(40, 100)]
+    assert await open_backfills(any_database) == [Span(40, 100)]
+    assert (await stored(any_database, "a")).queue == address("q1")
+    assert [one.id for one in (await current_registry(any_database)).vaults] == ["a", "c", "own"]
+    before = await everything(any_database)
+    assert await accounts.add_vaults(any_database, "acme", wanted) == []
+    assert await everything(any_database) == before
+    for new, why in (
+        (NewVault("own", address("v4"), None, 1), "'own' has the address .* register .* under another id"),
+        (NewVault("d", address("v4"), address("q1"), 1), "is already the withdrawal queue of vault 'a'"),
+    ):
+        await refused(accounts.add_vaults(any_database, "acme", [new]), why, any_database)
+    await refused(accounts.add_vaults(any_database, "umbra", wanted), "there is no account 'umbra'", any_database)
 
 
 async def test_another_account_may_watch_the_same_vault(any_database: Database) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -20,7 +20,7 @@ from vaultevents.chain.execution.block_proofs import Budget, ProvenRange, ReadOp
 from vaultevents.chain.execution.blocks import block_answer, header_call, read_block, read_header, read_linked_headers
 from vaultevents.chain.execution.contract_calls import Reverted, eth_call
 from vaultevents.chain.execution.jsonrpc import Call, RpcFailure, RpcNode
-from vaultevents.chain.execution.log_range import LogQuery
+from vaultevents.chain.execution.log_range import EmitterQuery, LogContent, LogQuery, read_claims
 from vaultevents.chain.execution.logs import LogRange, read_logs
 from vaultevents.chain.execution.receipts import ReceiptOptions, ReceiptsUnavailable
 from vaultevents.chain.upstream import hex_values
@@ -30,7 +30,7 @@ from vaultevents.chain.upstream.network import PinnedNetwork
 from vaultevents.chain.upstream.node import Counters
 from vaultevents.chain.upstream.node_lag import BEHIND_S, HeadPolicy, NodeLag
 from vaultevents.core.errors import ConfigError, InputError, NodeFault, SourceUnavailable
-from vaultevents.core.logs import REPORT_UPDATED, TOPICS, Header, topics_of
+from vaultevents.core.logs import REPORT_UPDATED, TOPICS, Header, Log, topics_of
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32, checksum, hex_text
@@ -292,6 +292,30 @@ class ExecutionChain(PinnedNetwork[RpcNode, Identity, Counters]):
         if self.anchor is not None and final:
             await self._check_range(self.anchor, found, every_header=read.every_header)
         return found
+
+    async def read_emitted(self, span: Span, query: EmitterQuery) -> list[Log]:
+        """Read the logs of some contracts in `span`, in chain order, proven as those of `read_logs` are.
+
+        Only the headers of the span's ends and of blocks with logs are read. Raises what `read_logs` does.
+        """
+        options = replace(self._read_options(only=None), every_header=False)
+        try:
+            return (await read_logs(self._open, span, query, None, options)).logs
+        except ReceiptsUnavailable as error:
+            raise await self._with_oldest(error, span) from None
+
+    async def claimed_logs(self, span: Span, query: EmitterQuery) -> dict[int, list[LogContent]]:
+        """Return the logs that any node claims of `span`, by block; none of them is proven."""
+        read = partial(read_claims, span=span, query=query, parent=None)
+        found: dict[int, list[LogContent]] = {}
+        for _, claims in await self._open.ask_each(read, most=self._options.ask, urgent=True):
+            for number, logs in claims.logs.items():
+                found.setdefault(number, []).extend(logs.values())
+        return found
+
+    async def oldest_receipts(self, span: Span) -> int | None:
+        """Return the first block of `span` from which on a node gives receipts; None where it gives none at all."""
+        return await oldest_with_receipts(self._open, span)
 
     async def _with_oldest(self, error: ReceiptsUnavailable, span: Span) -> ReceiptsUnavailable:
         """The error with the first block from which on the nodes give receipts, which is looked for now and then."""

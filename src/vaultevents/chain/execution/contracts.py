@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 ContractName = Literal[
     "Dashboard",
+    "ERC20",
     "LazyOracle",
     "LidoLocator",
     "Multicall",

@@ -21,7 +21,7 @@ from vaultevents.chain.upstream import hex_values
 from vaultevents.chain.upstream.batches import chunks
 from vaultevents.chain.upstream.node import UpstreamTimeout, on_any_replica
 from vaultevents.core.errors import NodeFault, RangeTooLarge, SourceUnavailable
-from vaultevents.core.logs import REPORT_UPDATED, Header, Log, bloom_may_hold, is_watched, pairs_of
+from vaultevents.core.logs import REPORT_UPDATED, Header, Log, bloom_may_hold, pairs_of
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32, hex_text
@@ -51,17 +51,27 @@ class LogQuery:
         return frozenset(map(hex_text, self.topics))
 
     @cached_property
+    def pairs(self) -> frozenset[verification.Pair]:
+        """Each watched topic with its address."""
+        return frozenset(pairs_of(self.watched))
+
+    @cached_property
     def addresses(self) -> list[Address]:
-        return sorted({address for _, address in pairs_of(self.watched)})
+        return sorted({address for _, address in self.pairs})
+
+    @property
+    def emitters(self) -> Sequence[Address]:
+        """The contracts of whose logs a range is searched; none: of any contract (rule C10)."""
+        return ()
 
     @cached_property
     def texts(self) -> frozenset[tuple[str, str]]:
         """Each watched topic with its address, as a node writes them in lower case."""
-        return frozenset((hex_text(topic), hex_text(address)) for topic, address in pairs_of(self.watched))
+        return frozenset((hex_text(topic), hex_text(address)) for topic, address in self.pairs)
 
     @cached_property
     def blooms(self) -> verification.BloomMatcher:
-        return verification.BloomMatcher(pairs_of(self.watched))
+        return verification.BloomMatcher(self.pairs)
 
     def may_be_in(self, header: Header) -> bool:
         """Test whether the block may hold a watched log; a header that is not authentic proves nothing."""
@@ -85,7 +95,38 @@ class LogQuery:
 
     def watched_content(self, logs: Iterable[Log]) -> dict[int, LogContent]:
         """The watched ones of proven logs by their index, as a claim has them."""
-        return {log.log_index: content_of(log) for log in logs if is_watched(log, self.watched)}
+        return {
+            log.log_index: content_of(log) for log in logs if log.topics and (log.topics[0], log.address) in self.pairs
+        }
+
+
+@dataclass(frozen=True)
+class EmitterQuery(LogQuery):
+    """What is looked for: the logs of `sources` and no others; a node searches the logs of these contracts alone."""
+
+    sources: frozenset[verification.Pair] = frozenset()
+
+    @classmethod
+    def of(cls, sources: Iterable[verification.Pair]) -> EmitterQuery:
+        """Look for these topics, each of its contract."""
+        wanted = frozenset(sources)
+        return cls(Watched(), tuple(sorted({topic for topic, _ in wanted})), sources=wanted)
+
+    @cached_property
+    def pairs(self) -> frozenset[verification.Pair]:
+        return self.sources
+
+    @property
+    def emitters(self) -> Sequence[Address]:
+        return self.addresses
+
+    def keeps(self, topics: Sequence[bytes], address: bytes) -> bool:
+        """Test whether a log is one of those that are looked for."""
+        return bool(topics) and (topics[0], address) in self.sources
+
+    def topics_may_be_in(self, header: Header) -> bool:
+        """Test whether the block may hold one of these logs."""
+        return self.may_be_in(header)
 
 
 @dataclass(slots=True)
@@ -208,7 +249,7 @@ async def blocks_at_once(node: RpcNode, span: Span, query: LogQuery) -> int:
 
 async def _ask_part(node: RpcNode, claims: Claims, part: Span, edges: Sequence[int], query: LogQuery) -> None:
     # in one exchange: the machine that searches the range has its last block
-    answers = await node.ask([range_call(part, query.topics), *(header_call(number) for number in edges)])
+    answers = await node.ask([range_call(part, query), *(header_call(number) for number in edges)])
     logs = _decode_range(node, answers[0], part)
     headers = {
         number: read_block(node, number, answer).header for number, answer in zip(edges, answers[1:], strict=True)
@@ -236,9 +277,16 @@ async def _ask_full_block(node: RpcNode, claims: Claims, number: int, edges: Seq
         _add(claims, decode_logs(node.name, answer), Span(number, number), query)
 
 
-def range_call(span: Span, topics: Sequence[Hash32]) -> Call:
-    """Ask for all logs with one of `topics` in `span`, of any contract (rule C10)."""
-    return Call("eth_getLogs", ({"fromBlock": hex(span.first), "toBlock": hex(span.last), "topics": _any_of(topics)},))
+def range_call(span: Span, query: LogQuery) -> Call:
+    """Ask for all logs with one of the query's topics in `span`, of its emitters or of any contract (rule C10)."""
+    wanted: dict[str, object] = {
+        "fromBlock": hex(span.first),
+        "toBlock": hex(span.last),
+        "topics": _any_of(query.topics),
+    }
+    if query.emitters:
+        wanted["address"] = [hex_text(address) for address in query.emitters]
+    return Call("eth_getLogs", (wanted,))
 
 
 def hash_call(block_hash: Hash32, addresses: Sequence[Address], topics: Sequence[Hash32]) -> Call:
