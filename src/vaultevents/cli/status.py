@@ -79,6 +79,10 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             say(f"UPGRADE     {c.stream} ({c.kind}): the form of blocks from {c.unverified_from} on is not known here")
     if facts.discovery_problem is not None:
         say(f"stalled     validators, withdrawals (not begun yet): {facts.discovery_problem}")
+    if settings.beacon.urls and facts.validators_from == "deposits":
+        why = facts.validator_list_refused or f'beacon.validators is "{settings.beacon.validators}"'
+        read = "none read yet" if facts.deposits_through is None else f"read up to block {facts.deposits_through}"
+        say(f"validators  found by their deposits ({read}), not in the list of all: {why}")
     if facts.rewound_at is not None:
         at = facts.rewound_at.isoformat(timespec="seconds")
         say(f"rewinds     {facts.rewinds}, the last one at {at}; {facts.orphaned_events} events are orphaned now")

@@ -29,6 +29,7 @@ from vaultevents.store.cursors import EPOCH_STREAMS
 from vaultevents.store.network import pin, pin_beacon, pinned, pinned_beacon
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
+from vaultevents.watch.deposits import DepositOptions
 from vaultevents.watch.discovery import Discovery
 from vaultevents.watch.reports import Resolver
 from vaultevents.watch.streams import Steps, Stream, logs_stream, reports_stream, staking_streams
@@ -40,6 +41,7 @@ AUDIT_OFF = (
     "'vaultevents audit chain'"
 )
 EPOCH_EVENT_TYPES = tuple(name for name in EVENT_TYPES if name.startswith("validator_"))
+FIRST_VAULTS_S = {"mainnet": 1_759_276_800}  # 2025-10-01; the contracts of vaults were deployed in December 2025
 LAZY_ORACLE_SELECTOR = bytes.fromhex("2e39045c")  # lazyOracle()
 
 
@@ -160,7 +162,15 @@ async def open_sources(
                 pools["beacon"] = beacon
                 chain.anchor = BeaconAnchor(beacon, time)
                 poll_s = settings.beacon.poll_interval_s
-                discovery = Discovery(beacon, chain, database, time, poll_s)
+                discovery = Discovery(
+                    beacon,
+                    chain,
+                    database,
+                    time,
+                    poll_s,
+                    find_by=settings.beacon.validators,
+                    deposits=_deposit_options(settings),
+                )
                 streams += staking_streams(chain, beacon, database, discovery, time, clock.now_s, poll_s=poll_s)
         yield Sources(chain, tuple(streams), discovery, time, resolver, pools, unopened)
 
@@ -243,6 +253,11 @@ def _steps(settings: Settings, poll_s: float) -> Steps:
     execution = settings.execution
     longest = max(execution.span_blocks, execution.max_range_blocks)
     return Steps(execution.span_blocks, longest if execution.headers == "edges" else execution.span_blocks, poll_s)
+
+
+def _deposit_options(settings: Settings) -> DepositOptions:
+    since_s = FIRST_VAULTS_S.get(settings.network)
+    return DepositOptions(settings.beacon.deposits_from_block, since_s, settings.execution.max_range_blocks)
 
 
 def head_policy(settings: Settings) -> HeadPolicy:

@@ -16,19 +16,20 @@ from typing import Literal
 import aiohttp
 
 from vaultevents.chain.beacon import wire
-from vaultevents.chain.beacon.node import SSZ, BeaconCounters, BeaconNode
+from vaultevents.chain.beacon.node import SSZ, BeaconCounters, BeaconNode, Refused
 from vaultevents.chain.beacon.scan_json import ListScan, Scan
 from vaultevents.chain.beacon.scan_ssz import KNOWN_FORKS, StateScan
 from vaultevents.chain.beacon.validators_by_id import VALIDATORS, IdLists
 from vaultevents.chain.beacon.wire import Payload
 from vaultevents.chain.upstream.http import JSON, Deadlines, HttpExchange
 from vaultevents.chain.upstream.network import PinnedNetwork
+from vaultevents.chain.upstream.node import DataUnavailable
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import ConfigError, NodeFault, SourceUnavailable
-from vaultevents.core.units import Address, Hash32, hex_text
+from vaultevents.core.units import Address, Hash32, Pubkey, hex_text
 from vaultevents.core.validators import ValidatorRecord
 
-__all__ = ["BeaconChain", "BeaconIdentity", "BeaconOptions", "Finality", "Payload", "Refresh", "Scan"]
+__all__ = ["BeaconChain", "BeaconIdentity", "BeaconOptions", "Finality", "ListRefused", "Payload", "Refresh", "Scan"]
 
 _SYNCING = "/eth/v1/node/syncing"
 _GENESIS = "/eth/v1/beacon/genesis"
@@ -42,7 +43,12 @@ _STATE = "/eth/v2/debug/beacon/states/finalized"
 _NO_STATE = frozenset({400, 401, 403, 404, 405, 406, 415, 501})
 _NO_BLINDED = frozenset({400, 404, 405, 406, 415, 501})
 _NO_BLOCK = frozenset({404})
+_NO_LIST = frozenset({403, 404, 405, 413, 501})
 _MAX_IDS = 1000
+
+
+class ListRefused(DataUnavailable):
+    """The node does not give the list of all validators, although it gives validators by their ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,14 +260,43 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
 
         return await self._open.ask(read)
 
+    async def refresh_by_pubkey(self, indices: Iterable[int], pubkeys: Sequence[Pubkey]) -> Refresh:
+        """Finality, the records of `indices`, all of which must exist, and those of `pubkeys` that do: of one node."""
+        asked = sorted(set(indices))
+
+        async def read(node: BeaconNode) -> Refresh:
+            finality = await self._finality(node)
+            records = await self._id_lists.all_of(node, asked)
+            return Refresh(finality, records, await self._id_lists.of_pubkeys(node, pubkeys))
+
+        found = await self._open.ask(read)
+        self._seen(found.finality)
+        return found
+
+    async def deposit_contract(self) -> Address:
+        """The address of the deposit contract, by the configuration of the network."""
+
+        async def read(node: BeaconNode) -> Address:
+            settings = wire.config(node.name, await node.get(_CONFIG))
+            return wire.deposit_contract(node.name, settings)
+
+        return await self._open.ask(read)
+
     async def scan(self, vaults: frozenset[Address]) -> Scan:
         """The records of all finalized validators that pay one of `vaults`, and the number of all validators.
 
-        Reads the whole set, some 500 MB on mainnet, in bounded memory and in short steps of the event loop.
+        Reads the whole set, some 500 MB on mainnet, in bounded memory and in short steps of the event loop. Raises
+        `ListRefused` where a node refuses it and no other one gives it.
         """
-        return await self._open.ask(partial(self._scan, vaults))
+        refusals: list[ListRefused] = []
+        try:
+            return await self._open.ask(partial(self._scan, vaults, refusals))
+        except SourceUnavailable:
+            if refusals:
+                raise refusals[0] from None
+            raise
 
-    async def _scan(self, vaults: frozenset[Address], node: BeaconNode) -> Scan:
+    async def _scan(self, vaults: frozenset[Address], refusals: list[ListRefused], node: BeaconNode) -> Scan:
         await self._check_ready(node)
         self.counters.scans += 1
         if self._options.ssz and node.gives_ssz:
@@ -269,9 +304,18 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
             if scanned is not None:
                 return scanned
             node.gives_ssz = False
-        sink = await node.stream(VALIDATORS, JSON, lambda _: ListScan(node.name, vaults))
-        assert isinstance(sink, ListScan)
-        return sink.finish()
+        listed = await self._scan_list(vaults, node)
+        if isinstance(listed, Refused) and await self._id_lists.run_from(node, 0, 1):
+            listed = await self._scan_list(vaults, node)  # a 404 may also mean that the state was not there
+        if isinstance(listed, Refused):
+            refusals.append(ListRefused(node.name, listed.problem))
+            raise refusals[-1]
+        return listed.finish()
+
+    async def _scan_list(self, vaults: frozenset[Address], node: BeaconNode) -> ListScan | Refused:
+        sink = await node.stream(VALIDATORS, JSON, lambda _: ListScan(node.name, vaults), _NO_LIST)
+        assert sink is not None
+        return sink
 
     async def _scan_state(self, vaults: frozenset[Address], node: BeaconNode) -> Scan | None:
         """From the SSZ of the whole state; None where the node does not offer it, or of a fork not known here."""

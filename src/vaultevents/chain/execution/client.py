@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -285,11 +285,27 @@ class ExecutionChain(PinnedNetwork[RpcNode, Identity, Counters]):
             return LogRange([], {}, last, parent, {span.last: last})
         read = self._read_options(every=every, final=final, live=live, only=only)
         query = LogQuery(watched, topics_of(watched), frozenset(also))
+        return await self._read_logs(span, query, anchor, read)
+
+    async def read_deposits(
+        self, span: Span, contract: Address, vaults: frozenset[Address], anchor: Hash32 | None
+    ) -> LogRange:
+        """Read the final deposits of `span` to the beacon chain that pay one of `vaults`, as the contract logs them.
+
+        Whatever the options say, few headers are read: that no deposit is missing is seen by the indices of all
+        deposits, which are in the result. `anchor` as in `read_logs`.
+        """
+        watched = Watched(depositees=vaults, deposit_contracts=frozenset({contract}))
+        options = self._read_options(only=None)
+        read = replace(options, every_header=False, all_possible=False)
+        return await self._read_logs(span, LogQuery(watched, topics_of(watched)), anchor, read)
+
+    async def _read_logs(self, span: Span, query: LogQuery, anchor: Hash32 | None, read: ReadOptions) -> LogRange:
         try:
             found = await read_logs(self._open, span, query, anchor, read)
         except ReceiptsUnavailable as error:
             raise await self._with_oldest(error, span) from None
-        if self.anchor is not None and final:
+        if self.anchor is not None and read.is_final:
             await self._check_range(self.anchor, found, every_header=read.every_header)
         return found
 

@@ -20,8 +20,9 @@ from vaultevents.chain.execution.rpc_errors import Refusal, allowed_blocks, limi
 from vaultevents.chain.upstream import hex_values
 from vaultevents.chain.upstream.batches import chunks
 from vaultevents.chain.upstream.node import UpstreamTimeout, on_any_replica
+from vaultevents.core.deposits import DEPOSIT_EVENT, decode_deposit
 from vaultevents.core.errors import NodeFault, RangeTooLarge, SourceUnavailable
-from vaultevents.core.logs import REPORT_UPDATED, Header, Log, bloom_may_hold, is_watched, pairs_of
+from vaultevents.core.logs import REPORT_UPDATED, Header, Log, bloom_may_hold, is_watched, names_depositee, pairs_of
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32, hex_text
@@ -93,7 +94,7 @@ class Claims:
     """What one node claims of a span: its watched logs by block and index, and its headers of the span's ends.
 
     `hashes` has the hash of each block with such logs. Blocks in `unread` are too full for the node to search; `seen`
-    counts all logs that it gave.
+    counts all logs that it gave. `deposits` has the indices of all deposits, whoever they pay, by block and log index.
     """
 
     node: RpcNode
@@ -101,6 +102,7 @@ class Claims:
     hashes: dict[int, Hash32] = field(default_factory=dict)
     unread: set[int] = field(default_factory=set)
     headers: dict[int, Header] = field(default_factory=dict)
+    deposits: dict[tuple[int, int], int] = field(default_factory=dict)
     seen: int = 0
 
     def blocks(self) -> set[int]:
@@ -119,6 +121,7 @@ class _WireLog(msgspec.Struct, rename="camel"):
 
 
 _LOGS = msgspec.json.Decoder(list[_WireLog])
+_DEPOSIT = hex_text(DEPOSIT_EVENT)
 
 
 def content_of(log: Log) -> LogContent:
@@ -152,6 +155,8 @@ async def read_claims(
         if position < span.first and parent is not None:
             verification.check_parent(node.name, claims.headers[span.first], parent)
         position = part.last
+    if not claims.unread:
+        verification.check_deposits(node.name, [index for _, index in sorted(claims.deposits.items())])
     if has_next:
         verification.check_parent(node.name, claims.headers[span.last + 1], claims.headers[span.last].hash)
     if checkpoint is not None:
@@ -286,5 +291,18 @@ def _add(claims: Claims, logs: Sequence[_WireLog], span: Span, query: LogQuery) 
         if claims.hashes.setdefault(number, block_hash) != block_hash:
             raise NodeFault(node, f"two logs of block {number} have different block hashes")
         index = hex_values.quantity(node, f"the index of a log in block {number}", log.log_index)
+        if topic == _DEPOSIT and not _is_for_depositee(claims, log, (number, index), query.watched):
+            continue
         content = address, tuple(map(str.lower, log.topics)), log.data.lower(), log.transaction_hash.lower()
         claims.logs.setdefault(number, {})[index] = content
+
+
+def _is_for_depositee(claims: Claims, log: _WireLog, place: tuple[int, int], watched: Watched) -> bool:
+    """Note the index of a deposit, and test whether it pays one of the vaults that are looked for."""
+    node, number = claims.node.name, place[0]
+    data = hex_values.data(node, f"the data of a log in block {number}", log.data)
+    deposit = decode_deposit(data)
+    if deposit is None:
+        raise NodeFault(node, f"a deposit in block {number} does not have the form of the deposit contract")
+    claims.deposits[place] = deposit.index
+    return names_depositee(data, watched)

@@ -10,7 +10,7 @@ A node whose claim is disproved is set aside with the proof. Nodes that disagree
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import TypeVar
@@ -28,6 +28,7 @@ from vaultevents.chain.execution.verification import check_times
 from vaultevents.chain.upstream.batches import chunks
 from vaultevents.chain.upstream.node import DataUnavailable
 from vaultevents.chain.upstream.pool import NodePool
+from vaultevents.core.deposits import DEPOSIT_EVENT, decode_deposit
 from vaultevents.core.errors import ChainDisagreement, SourceUnavailable
 from vaultevents.core.logs import Header, Log
 from vaultevents.core.spans import Span
@@ -47,7 +48,8 @@ class LogRange:
     In chain order and proven. `times_s` has the times of these blocks; `last` is the header of the span's last block,
     `parent` the hash of the block before the span, and `headers` are all that were read. `seen` counts the logs that
     nodes gave, `witnesses` the nodes that answered. `unverified` is the first block whose header or receipts are of a
-    form that this version does not know.
+    form that this version does not know. `deposits` has the block of each deposit of the span by its index, where these
+    are looked for.
     """
 
     logs: list[Log]
@@ -58,6 +60,7 @@ class LogRange:
     seen: int = 0
     witnesses: int = 0
     unverified: int | None = None
+    deposits: Mapping[int, int] = field(default_factory=dict)
 
 
 async def read_logs(
@@ -351,4 +354,17 @@ class _Reading:
             max(claims.seen for claims in self._claims),
             len(self._claims),
             min(unknown, default=None),
+            self._deposits(),
         )
+
+    def _deposits(self) -> dict[int, int]:
+        """The blocks of the deposits that any node claims, and of those in blocks that were read, by index."""
+        found = {index: place[0] for claims in self._claims for place, index in claims.deposits.items()}
+        contracts = self._query.watched.deposit_contracts
+        for block in self._blocks.values():
+            for log in block.logs:
+                if log.topics[0] == DEPOSIT_EVENT and log.address in contracts:
+                    deposit = decode_deposit(log.data)
+                    if deposit is not None:
+                        found[deposit.index] = block.header.number
+        return found
