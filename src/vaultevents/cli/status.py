@@ -15,8 +15,8 @@ from vaultevents.wiring.database import open_store
 from vaultevents.wiring.sources import guarantee_of, open_chain, switched_off
 
 HEAD_WITHIN_S = 5.0
-FOLLOWS_WITHIN = 128
-"""Blocks: what becomes final at once, twice over, and what a head before finality has ahead of it."""
+FOLLOWS_WITHIN = 384
+"""Blocks: what the audit waits for, what becomes final at once, and what a head before finality has ahead of it."""
 
 
 def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:

@@ -29,6 +29,7 @@ from vaultevents.store.cursors import EPOCH_STREAMS
 from vaultevents.store.network import pin, pin_beacon, pinned, pinned_beacon
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
+from vaultevents.watch.background_audit import PUBLIC_BLOCKS
 from vaultevents.watch.deposits import DepositOptions
 from vaultevents.watch.discovery import Discovery
 from vaultevents.watch.reports import Resolver
@@ -100,7 +101,11 @@ async def open_beacon(
 ) -> AsyncIterator[tuple[BeaconChain, ChainTime]]:
     """The beacon nodes and their time, after the first contact has shown that their network is the pinned one."""
     urls = [url.get_secret_value() for url in settings.beacon.urls]
-    options = BeaconOptions(ssz=settings.beacon.scan == "ssz", total_timeout_s=settings.beacon.timeout_s)
+    options = BeaconOptions(
+        ssz=settings.beacon.scan == "ssz",
+        strict=settings.network in CHAIN_IDS,
+        total_timeout_s=settings.beacon.timeout_s,
+    )
     async with BeaconChain(urls, options, clock=lambda: clock.now().timestamp()) as beacon:
         beacon.load_state(await nodes.load_node_states(database, "beacon"))
         if (known := await pinned_beacon(database)) is not None:
@@ -161,6 +166,8 @@ async def open_sources(
             else:
                 pools["beacon"] = beacon
                 chain.anchor = BeaconAnchor(beacon, time)
+                if settings.network in CHAIN_IDS:
+                    chain.expect_finality(time, lambda: clock.now().timestamp())
                 poll_s = settings.beacon.poll_interval_s
                 discovery = Discovery(
                     beacon,
@@ -252,7 +259,9 @@ def _steps(settings: Settings, poll_s: float) -> Steps:
     """Where few headers are read, as many blocks are committed at once as their logs are asked for at once."""
     execution = settings.execution
     longest = max(execution.span_blocks, execution.max_range_blocks)
-    return Steps(execution.span_blocks, longest if execution.headers == "edges" else execution.span_blocks, poll_s)
+    backfill_step = longest if execution.headers == "edges" else execution.span_blocks
+    audit_step = PUBLIC_BLOCKS if settings.network in CHAIN_IDS else 1
+    return Steps(execution.span_blocks, backfill_step, poll_s, audit_step)
 
 
 def _deposit_options(settings: Settings) -> DepositOptions:

@@ -129,6 +129,7 @@ async def test_a_deposit_that_is_left_out_loses_events(database: Database) -> No
         lost = without_changed(made, due(made)).keys() - (await rows(database)).keys()
         assert lost
         node.node = Node(made.chain)
+        made.history(40)
         with pytest.raises(SourceUnavailable, match="leave out deposits before"):
             await sources.discovery.step()
         await sources.discovery.step()  # it has gone back, and finds them

@@ -45,6 +45,7 @@ _NO_BLINDED = frozenset({400, 404, 405, 406, 415, 501})
 _NO_BLOCK = frozenset({404})
 _NO_LIST = frozenset({403, 404, 405, 413, 501})
 _MAX_IDS = 1000
+RECENT_S = 6.0
 
 
 class ListRefused(DataUnavailable):
@@ -57,7 +58,8 @@ class BeaconOptions:
 
     `tail`: how many ids after the last known one are asked for. `head_lag_slots`: a node whose head is further behind
     the clock, or behind its own peers, is not asked. `ssz`: scan the whole state of the debug routes where a node
-    offers it, else the JSON list. A scan may last `scan_total_s` and stand still for `scan_idle_s`.
+    offers it, else the JSON list. A scan may last `scan_total_s` and stand still for `scan_idle_s`. `strict`: finality
+    follows the rules of public networks, which a development chain may break.
     """
 
     ids_per_post: int = 1000
@@ -65,6 +67,7 @@ class BeaconOptions:
     tail: int = 64
     head_lag_slots: int = 64
     ssz: bool = False
+    strict: bool = False
     connect_timeout_s: float = 5.0
     total_timeout_s: float = 30.0
     scan_total_s: float = 900.0
@@ -139,6 +142,8 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
         self._clock = clock
         self._id_lists = IdLists(self._options.ids_per_post, self._options.ids_per_get, self.counters)
         self._highest: Finality | None = None
+        self._asked_at = 0.0
+        self._answers: dict[tuple[str, str], tuple[float, bytes]] = {}
         self._in_sync: dict[str, int] = {}
 
     def _node(self, url: str, session: aiohttp.ClientSession) -> BeaconNode:
@@ -165,9 +170,33 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
         """The finalized epoch of the node in use: one small call, to see whether there is anything new to read.
 
         It is not proven as in `finality`. That the node follows the chain is looked at once an epoch, because one that
-        does not has nothing new either.
+        does not has nothing new either. While by the rules of the chain no later epoch can be final, no node is asked.
         """
+        if self._highest is not None and not self._finality_due(self._highest):
+            return self._highest.epoch
+        self._asked_at = time.monotonic()
         return await self._open.ask(self._finalized_epoch, hedge=True)
+
+    def _finality_due(self, known: Finality) -> bool:
+        """Whether a later epoch can be final, or a wrong clock may be the cause that none seems to be."""
+        if self._expected is None or not self._options.strict:
+            return True
+        chain_time = self._expected.time
+        is_long = time.monotonic() - self._asked_at >= chain_time.epoch_s
+        return is_long or chain_time.may_finalize(chain_time.first_slot(known.epoch), int(self._clock()))
+
+    async def _recent(self, node: BeaconNode, path: str) -> bytes:
+        """The body of a small answer, which on public networks may be up to `RECENT_S` old by the clock."""
+        now_s = self._clock()
+        kept = self._answers.get((node.name, path))
+        if self._options.strict and kept is not None and 0 <= now_s - kept[0] < RECENT_S:
+            return kept[1]
+        return await self._fresh(node, path)
+
+    async def _fresh(self, node: BeaconNode, path: str) -> bytes:
+        content = await node.get(path)
+        self._answers[node.name, path] = self._clock(), content
+        return content
 
     async def _finalized_epoch(self, node: BeaconNode) -> int:
         now_s = int(self._clock())
@@ -176,7 +205,7 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
             if self._in_sync.get(node.name) != current_epoch:
                 await self._check_sync(node)
                 self._in_sync[node.name] = current_epoch
-        epoch = (await _checkpoint(node)).epoch
+        epoch = _checkpoint(node, await self._fresh(node, _CHECKPOINTS)).epoch
         if self._highest is not None and epoch < self._highest.epoch:
             raise SourceUnavailable(
                 node.name,
@@ -202,8 +231,8 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
 
     async def _finality(self, node: BeaconNode) -> Finality:
         await self._check_sync(node)
-        checkpoint = await _checkpoint(node)
-        final = await _header(node, "finalized")
+        checkpoint = _checkpoint(node, await self._recent(node, _CHECKPOINTS))
+        final = await self._final_header(node)
         block = final if final.root == checkpoint.root else await _header(node, hex_text(checkpoint.root))
         newer = final.root == block.root or final.slot > block.slot
         if block.root != checkpoint.root or not block.canonical or not newer:
@@ -335,12 +364,15 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
     async def _check_ready(self, node: BeaconNode) -> wire.Syncing:
         state = await self._check_sync(node)
         if self._highest is not None:
-            final = await _header(node, "finalized")
+            final = await self._final_header(node)
             await self._check_not_behind(node, Finality(self._highest.epoch, final.root, final.slot))
         return state
 
+    async def _final_header(self, node: BeaconNode) -> wire.BlockHeader:
+        return wire.header(node.name, await self._recent(node, _HEADERS + "finalized"))
+
     async def _check_sync(self, node: BeaconNode) -> wire.Syncing:
-        state = wire.syncing(node.name, await node.get(_SYNCING))
+        state = wire.syncing(node.name, await self._recent(node, _SYNCING))
         lag = state.sync_distance
         if self._expected is not None and (now_s := int(self._clock())) >= self._expected.time.genesis_s:
             lag = max(lag, self._expected.time.slot_at(now_s) - state.head_slot)
@@ -376,8 +408,8 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
             )
 
 
-async def _checkpoint(node: BeaconNode) -> wire.Checkpoint:
-    checkpoint = wire.finalized_checkpoint(node.name, await node.get(_CHECKPOINTS))
+def _checkpoint(node: BeaconNode, content: bytes) -> wire.Checkpoint:
+    checkpoint = wire.finalized_checkpoint(node.name, content)
     if checkpoint.epoch == 0:
         raise SourceUnavailable(node.name, "its chain has not finalized yet: wait for the first finalized epoch")
     return checkpoint

@@ -135,24 +135,27 @@ async def read_claims(
     query: LogQuery,
     parent: Hash32 | None,
     *,
+    has_first: bool = True,
     has_next: bool = False,
     checkpoint: tuple[int, Hash32] | None = None,
 ) -> Claims:
     """Ask one node which blocks of `span` hold watched logs.
 
-    Its first header must link to `parent`, where given. With `has_next` the block after the span must link to its last
-    one, so that a single altered block is found also at the end of a span. At the number of `checkpoint` the node must
-    have the block with that hash. Raises `NodeFault` for an answer that was not asked for or contradicts these,
-    `SourceUnavailable` where the node cannot answer.
+    With `has_first` the first header is read, which must link to `parent`, where given. With `has_next` the block after
+    the span must link to its last one, so that a single altered block is found also at the end of a span. At the number
+    of `checkpoint` the node must have the block with that hash. Raises `NodeFault` for an answer that was not asked for
+    or contradicts these, `SourceUnavailable` where the node cannot answer.
     """
     claims = Claims(node)
     beside = {span.last + 1} if has_next else set()
+    if has_first:
+        beside.add(span.first)
     if checkpoint is not None:
         beside.add(checkpoint[0])
     position = span.first - 1
     while position < span.last:
         part = await _next_part(node, claims, position + 1, span, query, beside)
-        if position < span.first and parent is not None:
+        if position < span.first and parent is not None and has_first:
             verification.check_parent(node.name, claims.headers[span.first], parent)
         position = part.last
     if not claims.unread:
@@ -179,15 +182,13 @@ async def _next_part(
 ) -> Span:
     """Ask for the blocks from `first` on, over as many as the node gives at once; return them.
 
-    The headers of blocks `beside` the span come with its last part.
+    The headers of blocks `beside` come with their part; those outside of the span with its last one.
     """
     while True:
         part = Span(first, min(span.last, first + node.log_range.blocks - 1))
-        edges = {part.last}
-        if first == span.first:
-            edges.add(first)
+        edges = {part.last} | {number for number in beside if number in part}
         if part.last == span.last:
-            edges.update(beside)
+            edges.update(number for number in beside if number not in span)
         try:
             await on_any_replica(partial(_ask_part, node, claims, part, sorted(edges), query))
         except RangeTooLarge as refusal:

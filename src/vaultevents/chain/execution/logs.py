@@ -73,7 +73,15 @@ async def read_logs(
     """
     has_next = options.is_final and options.anchored is not None and span.last < options.anchored.number
     answers = await nodes.ask_each(
-        partial(read_claims, span=span, query=query, parent=parent, has_next=has_next, checkpoint=options.checkpoint),
+        partial(
+            read_claims,
+            span=span,
+            query=query,
+            parent=parent,
+            has_first=not options.every_header,
+            has_next=has_next,
+            checkpoint=options.checkpoint,
+        ),
         most=options.most,
         only=options.only,
         urgent=options.urgent,
@@ -128,9 +136,18 @@ class _Reading:
         """Read what is needed of the headers; with every one of them, all are linked down from the last block."""
         if self._options.every_header:
             last = self._headers[self._span.last]
-            read = partial(self._linked_headers, last=last)
-            self._headers = {header.number: header for header in await self._ask(read)}
+            headers = self._recent_headers(last)
+            if headers is None:
+                headers = await self._ask(partial(self._linked_headers, last=last))
+            self._headers = {header.number: header for header in headers}
         await self._agree_on_unknown()
+
+    def _recent_headers(self, last: Header) -> list[Header] | None:
+        """The headers down from the last one, where another stream has read them; they hash to their hashes."""
+        headers = self._options.recent.linked_to(last.hash, self._span)
+        if headers is None or (self._parent is not None and headers[0].parent_hash != self._parent):
+            return None
+        return headers
 
     async def _linked_headers(self, node: RpcNode, last: Header) -> list[Header]:
         options = self._options
@@ -141,6 +158,7 @@ class _Reading:
             strict_times=options.strict,
             batch_size=options.batch_size,
             at_once=options.batches_at_once,
+            recent=options.recent if options.is_final else None,
         )
         if headers[-1].hash != last.hash:
             raise SourceUnavailable(
