@@ -14,8 +14,9 @@ import msgspec
 import structlog
 
 from vaultevents.chain.execution import verification
-from vaultevents.chain.execution.blocks import header_call, read_block, read_header
+from vaultevents.chain.execution.blocks import block_answer, header_call, read_block, read_header
 from vaultevents.chain.execution.jsonrpc import Call, RpcFailure, RpcNode, RpcResponse
+from vaultevents.chain.execution.recent_blocks import RecentBlock
 from vaultevents.chain.execution.rpc_errors import Refusal, allowed_blocks, limits_blocks
 from vaultevents.chain.upstream import hex_values
 from vaultevents.chain.upstream.batches import chunks
@@ -94,7 +95,8 @@ class Claims:
     """What one node claims of a span: its watched logs by block and index, and its headers of the span's ends.
 
     `hashes` has the hash of each block with such logs. Blocks in `unread` are too full for the node to search; `seen`
-    counts all logs that it gave. `deposits` has the indices of all deposits, whoever they pay, by block and log index.
+    counts all logs that it gave. `last` is the last block, where it came with logs. `deposits` has the indices of all
+    deposits, for any address, by block and log index.
     """
 
     node: RpcNode
@@ -103,6 +105,7 @@ class Claims:
     unread: set[int] = field(default_factory=set)
     headers: dict[int, Header] = field(default_factory=dict)
     deposits: dict[tuple[int, int], int] = field(default_factory=dict)
+    last: RecentBlock | None = None
     seen: int = 0
 
     def blocks(self) -> set[int]:
@@ -215,12 +218,16 @@ async def _ask_part(node: RpcNode, claims: Claims, part: Span, edges: Sequence[i
         number: read_block(node, number, answer).header for number, answer in zip(edges, answers[1:], strict=True)
     }
     claims.headers |= headers
+    claims.last = RecentBlock(
+        headers[part.last], bytes(block_answer(node, part.last, answers[1 + edges.index(part.last)]))
+    )
     _add(claims, logs, part, query)
 
 
 async def _ask_full_block(node: RpcNode, claims: Claims, number: int, edges: Sequence[int], query: LogQuery) -> None:
     """Search a block that the node does not give by topic: by its hash and the watched addresses."""
     claims.headers |= {edge: await read_header(node, edge) for edge in edges}
+    claims.last = None
     calls = [
         hash_call(claims.headers[number].hash, some, query.topics)
         for some in chunks(query.addresses, ADDRESSES_AT_ONCE)

@@ -150,21 +150,31 @@ class _Reading:
         return headers
 
     async def _linked_headers(self, node: RpcNode, last: Header) -> list[Header]:
-        options = self._options
+        """Read the headers before `last`, which came with the claims, and link it to them."""
+        options, span, content = self._options, self._span, self._claims[0].last
+        recent = options.recent if options.is_final else None
+        is_known = content is not None and len(span) > 1
         headers = await read_linked_headers(
             node,
-            self._span,
+            Span(span.first, span.last - 1) if is_known else span,
             self._parent,
             strict_times=options.strict,
             batch_size=options.batch_size,
             at_once=options.batches_at_once,
-            recent=options.recent if options.is_final else None,
+            recent=recent,
         )
-        if headers[-1].hash != last.hash:
+        newest = headers[-1]
+        wanted = last.parent_hash if is_known else last.hash
+        if newest.hash != wanted:
             raise SourceUnavailable(
-                node.name, f"gives block {last.number} as {hex_text(headers[-1].hash)}, not as {hex_text(last.hash)}"
+                node.name, f"gives block {newest.number} as {hex_text(newest.hash)}, not as {hex_text(wanted)}"
             )
-        return headers
+        if not is_known:
+            return headers
+        check_times(node.name, newest, last, strict_times=options.strict)
+        if recent is not None and content is not None:
+            recent.add([content])
+        return [*headers, last]
 
     async def _agree_on_unknown(self) -> None:
         """Hold headers of a form that is not known against those of every other node that answered (EIPs to come)."""
