@@ -15,7 +15,7 @@ from vaultevents.wiring.database import open_store
 from vaultevents.wiring.sources import guarantee_of, open_chain, switched_off
 
 HEAD_WITHIN_S = 5.0
-FOLLOWS_WITHIN = 384
+FOLLOWS_WITHIN = 640
 """Blocks: what the audit waits for, what becomes final at once, and what a head before finality has ahead of it."""
 
 

@@ -573,6 +573,7 @@ CREATE TABLE vaultevents.deposit_searches (
     CONSTRAINT deposit_searches_anchor_check CHECK ((octet_length(anchor) = 32))
 );
 COMMENT ON TABLE vaultevents.deposit_searches IS 'How far the deposits of registered vaults were read, where the beacon node does not give all validators.';
+COMMENT ON COLUMN vaultevents.deposit_searches.id IS 'Search id.';
 COMMENT ON COLUMN vaultevents.deposit_searches.vaults IS 'Addresses whose deposits are looked for.';
 COMMENT ON COLUMN vaultevents.deposit_searches."position" IS 'Last block that was read.';
 COMMENT ON COLUMN vaultevents.deposit_searches.anchor IS 'Hash of that block. Null: not known.';

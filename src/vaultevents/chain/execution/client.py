@@ -318,7 +318,8 @@ class ExecutionChain(PinnedNetwork[RpcNode, Identity, Counters]):
         """
         watched = Watched(depositees=vaults, deposit_contracts=frozenset({contract}))
         options = self._read_options(only=None)
-        read = replace(options, every_header=False, all_possible=False)
+        checkpoint = options.checkpoint if anchor is None else None  # the anchor is a final block that was read before
+        read = replace(options, every_header=False, all_possible=False, checkpoint=checkpoint)
         return await self._read_logs(span, LogQuery(watched, topics_of(watched)), anchor, read)
 
     async def _read_logs(self, span: Span, query: LogQuery, anchor: Hash32 | None, read: ReadOptions) -> LogRange:

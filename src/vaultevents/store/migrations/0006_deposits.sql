@@ -8,6 +8,7 @@ create table deposit_searches (
 );
 comment on table deposit_searches is
     'How far the deposits of registered vaults were read, where the beacon node does not give all validators.';
+comment on column deposit_searches.id is 'Search id.';
 comment on column deposit_searches.vaults is 'Addresses whose deposits are looked for.';
 comment on column deposit_searches.position is 'Last block that was read.';
 comment on column deposit_searches.anchor is 'Hash of that block. Null: not known.';
