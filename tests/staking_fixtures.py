@@ -17,7 +17,8 @@ from vaultevents.devnet.node import Node
 from vaultevents.devnet.simulation import Simulation
 from vaultevents.store import status
 from vaultevents.store.pool import Database
-from vaultevents.watch.discovery import Discovery
+from vaultevents.watch.deposits import DepositOptions
+from vaultevents.watch.discovery import Discovery, FindBy
 from vaultevents.watch.validators import ValidatorsSource
 from vaultevents.watch.withdrawals import WithdrawalsSource
 
@@ -48,6 +49,8 @@ async def staking_of(
     tail: int = 64,
     timeout_s: float = 10.0,
     set_aside_s: float = 0.02,
+    find_by: FindBy = "auto",
+    deposit_step: int = 10_000,
 ) -> AsyncIterator[StakingSources]:
     """Like `simulation_fixtures.staking`, over any number of nodes (default: one of each) and with given deadlines."""
     nodes = nodes or [ExecutionServer(made.chain)]
@@ -69,7 +72,10 @@ async def staking_of(
             identity = await beacon.identity()
             beacon.expect(identity)
             chain.expect(await chain.identity())
-            discovery = Discovery(beacon, chain, database, identity.time, poll_s=0.01)
+            deposits = DepositOptions(step=deposit_step)
+            discovery = Discovery(
+                beacon, chain, database, identity.time, poll_s=0.01, find_by=find_by, deposits=deposits
+            )
             validators = ValidatorsSource(database, identity.time, now_s)
             withdrawals = WithdrawalsSource(chain, beacon, database, identity.time, discovery.meet)
             yield StakingSources(discovery, validators, withdrawals, beacon, identity.time)

@@ -250,6 +250,21 @@ class BeaconSettings(Section):
             "routes, several times faster)."
         ),
     )
+    validators: Literal["auto", "list", "deposits"] = Field(
+        default="auto",
+        description=(
+            "How validators of vaults are found: in the `list` of all validators, by the vaults' `deposits` on the "
+            "execution chain, or `auto`: in the list, unless the beacon nodes refuse it."
+        ),
+    )
+    deposits_from_block: int | None = Field(
+        default=None,
+        ge=0,
+        description=(
+            "First block in which deposits are looked for. By default the first one of October 2025 on mainnet, which "
+            "is before the first vault, and the first block of the chain elsewhere."
+        ),
+    )
     timeout_s: Seconds = Field(default=30.0, description="Timeout of one request to a beacon node.")
 
 

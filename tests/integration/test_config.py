@@ -63,6 +63,7 @@ def test_every_default_that_a_shipped_file_shows_is_the_default(tmp_path: Path, 
             "operator_secret_file",
             "webhook_url",
             "ask = ",
+            "deposits_from_block",
         ),
     )
     shown = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -45,7 +46,14 @@ async def test_any_cut_gives_the_same_events(
     async with own_database(postgres18) as database:
         await register(database, made)
         outbox = Outbox(database)
-        lists = {"batch_size": batch_size, "per_post": per_post, "per_get": per_post % 63 + 1, "tail": tail}
+        lists: dict[str, Any] = {
+            "batch_size": batch_size,
+            "per_post": per_post,
+            "per_get": per_post % 63 + 1,
+            "tail": tail,
+            "find_by": rng.choice(["list", "deposits"]),
+            "deposit_step": rng.randint(1, BLOCKS),
+        }
         async with staking_of(database, made, (), [BeaconServer(made.beacon, post=post)], **lists) as sources:
             await sources.open(database)
             while (left := BLOCKS - made.chain.head.number) > 0:

@@ -15,8 +15,8 @@ from vaultevents.wiring.database import open_store
 from vaultevents.wiring.sources import guarantee_of, open_chain, switched_off
 
 HEAD_WITHIN_S = 5.0
-FOLLOWS_WITHIN = 128
-"""Blocks: what becomes final at once, twice over, and what a head before finality has ahead of it."""
+FOLLOWS_WITHIN = 640
+"""Blocks: what the audit waits for, what becomes final at once, and what a head before finality has ahead of it."""
 
 
 def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
@@ -79,6 +79,10 @@ def status(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             say(f"UPGRADE     {c.stream} ({c.kind}): the form of blocks from {c.unverified_from} on is not known here")
     if facts.discovery_problem is not None:
         say(f"stalled     validators, withdrawals (not begun yet): {facts.discovery_problem}")
+    if settings.beacon.urls and facts.validators_from == "deposits":
+        why = facts.validator_list_refused or f'beacon.validators is "{settings.beacon.validators}"'
+        read = "none read yet" if facts.deposits_through is None else f"read up to block {facts.deposits_through}"
+        say(f"validators  found by their deposits ({read}), not in the list of all: {why}")
     if facts.rewound_at is not None:
         at = facts.rewound_at.isoformat(timespec="seconds")
         say(f"rewinds     {facts.rewinds}, the last one at {at}; {facts.orphaned_events} events are orphaned now")

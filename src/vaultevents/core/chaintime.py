@@ -50,6 +50,19 @@ class ChainTime:
         """The first whole second of an epoch: the least timestamp that a block of it can have."""
         return -(-self.epoch_start_ms(epoch) // 1000)
 
+    def may_finalize(self, final_slot: int, now_s: int) -> bool:
+        """Whether a block after `final_slot` can be final at `now_s`.
+
+        In epoch e no checkpoint after that of epoch e - 2 is final (consensus-specs
+        `weigh_justification_and_finalization`), and its block is not after the first slot of its epoch.
+        """
+        return now_s < self.genesis_s or final_slot < self.first_slot(max(0, self.epoch_at(now_s) - 2))
+
+    @property
+    def epoch_s(self) -> float:
+        """How long an epoch lasts."""
+        return self.slots_per_epoch * self.slot_ms / 1000
+
 
 def _not_negative(what: str, number: int) -> int:
     if number < 0:

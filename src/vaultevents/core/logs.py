@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from vaultevents.core.deposits import DEPOSIT_EVENT, decode_deposit
 from vaultevents.core.events import FundingReceived, Observation, WithdrawalClaimed
 from vaultevents.core.keccak import keccak
 from vaultevents.core.registry import Owner, Registry, Role, Watched
 from vaultevents.core.units import Address, Hash32, Wei, hex_text
+from vaultevents.core.validators import vault_of
 
 ETHER_FUNDED = Hash32(keccak(b"EtherFunded(uint256)"))
 WITHDRAWAL_CLAIMED = Hash32(keccak(b"WithdrawalClaimed(uint256,address,address,uint256)"))
@@ -88,7 +90,10 @@ def bloom_may_hold(bloom: bytes, *values: bytes) -> bool:
 
 def topics_of(watched: Watched) -> tuple[Hash32, ...]:
     """The topics to ask for: always both of the accounts' contracts, as a transaction may hold either (rule C10)."""
-    return (TOPICS if watched.vaults or watched.queues else ()) + ((REPORT_UPDATED,) if watched.oracles else ())
+    contracts = TOPICS if watched.vaults or watched.queues else ()
+    reports = (REPORT_UPDATED,) if watched.oracles else ()
+    deposits = (DEPOSIT_EVENT,) if watched.depositees else ()
+    return contracts + reports + deposits
 
 
 def pairs_of(watched: Watched) -> list[tuple[Hash32, Address]]:
@@ -97,6 +102,7 @@ def pairs_of(watched: Watched) -> list[tuple[Hash32, Address]]:
         *((ETHER_FUNDED, vault) for vault in watched.vaults),
         *((WITHDRAWAL_CLAIMED, queue) for queue in watched.queues),
         *((REPORT_UPDATED, oracle) for oracle in watched.oracles),
+        *((DEPOSIT_EVENT, contract) for contract in watched.deposit_contracts),
     ]
 
 
@@ -107,7 +113,14 @@ def is_watched(log: Log, watched: Watched) -> bool:
         (topic == ETHER_FUNDED and log.address in watched.vaults)
         or (topic == WITHDRAWAL_CLAIMED and log.address in watched.queues)
         or (topic == REPORT_UPDATED and log.address in watched.oracles)
+        or (topic == DEPOSIT_EVENT and log.address in watched.deposit_contracts and names_depositee(log.data, watched))
     )
+
+
+def names_depositee(data: bytes, watched: Watched) -> bool:
+    """Whether the data of a deposit names credentials that pay one of the vaults whose deposits are looked for."""
+    deposit = decode_deposit(data)
+    return deposit is not None and vault_of(deposit.credentials) in watched.depositees
 
 
 def owners_of(topic: Hash32, address: Address, block: int, registry: Registry) -> list[Owner]:

@@ -97,14 +97,19 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """Addresses whose logs matter in some span: vaults and queues of accounts, oracles of the protocol."""
+    """Addresses whose logs matter in some span: vaults and queues of accounts, oracles of the protocol.
+
+    `depositees`: vaults whose deposits to the beacon chain matter, as `deposit_contracts` log them.
+    """
 
     vaults: frozenset[Address] = frozenset()
     queues: frozenset[Address] = frozenset()
     oracles: frozenset[Address] = frozenset()
+    depositees: frozenset[Address] = frozenset()
+    deposit_contracts: frozenset[Address] = frozenset()
 
     def __bool__(self) -> bool:
-        return bool(self.vaults or self.queues or self.oracles)
+        return bool(self.vaults or self.queues or self.oracles or self.depositees)
 
 
 class Registry:

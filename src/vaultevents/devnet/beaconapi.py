@@ -28,10 +28,11 @@ _REFUSALS: dict[Fault | None, tuple[int, str]] = {
 class BeaconServer:
     """Serves one `BeaconNode`'s view of a beacon chain; several servers may serve the same chain.
 
-    `node` (lag, names of the slot length), `faults`, `post` and `blinded` may be changed while it runs. `post` says
-    whether validators can be asked for by POST, and `blinded` whether there is a route for blinded blocks: old clients
-    answer either with 404. `calls` counts calls by route, such
-    as "header", "GET validators" and "POST validators"; without ids these are "all validators", which are streamed.
+    `node` (lag, names of the slot length), `faults`, `post`, `blinded` and `list_refusal` may be changed while it runs.
+    `post` says whether validators can be asked for by POST, and `blinded` whether there is a route for blinded blocks:
+    old clients answer either with 404. `list_refusal` is the status with which the list of all validators is refused,
+    as by some gateways. `calls` counts calls by route, such as "header", "GET validators" and "POST validators";
+    without ids these are "all validators", which are streamed.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class BeaconServer:
         behind: int = 0,
         slot_fields: tuple[str, ...] = SLOT_FIELDS,
         blinded: bool = True,
+        list_refusal: int | None = None,
     ) -> None:
         self.node = BeaconNode(beacon, behind, slot_fields)
         self.faults = faults or Faults(beacon.chain.seed)
         self.post = post
         self.blinded = blinded
+        self.list_refusal = list_refusal
         self.calls: Counter[str] = Counter()
         self._server = LoopbackServer(self._exchange)
 
@@ -71,6 +74,8 @@ class BeaconServer:
                 raise ApiError(*_REFUSALS[kind])
             call = self._called(request, body)
             self.calls[call.route] += 1
+            if call.route == "all validators" and self.list_refusal is not None:
+                raise ApiError(self.list_refusal, "The list of all validators is not offered")
             answer = self._answer(call, key)
         except ApiError as error:
             return _reply(error.to_json(), error.status)

@@ -12,6 +12,7 @@ from vaultevents.devnet import beaconblocks
 from vaultevents.devnet.beacon import Beacon, Finality, beacon_root
 from vaultevents.devnet.blocks import Block
 from vaultevents.devnet.chain import resolve
+from vaultevents.devnet.deposits import DEPOSIT_CONTRACT
 from vaultevents.devnet.header import hex_data
 from vaultevents.devnet.payments import MAX_WITHDRAWALS_PER_PAYLOAD
 from vaultevents.devnet.validators import FAR_FUTURE_EPOCH, STAKE_GWEI, Record
@@ -93,7 +94,7 @@ class BeaconNode:
                 "GLOAS_FORK_EPOCH": str(FAR_FUTURE_EPOCH),
                 "BLOB_SCHEDULE": [{"EPOCH": "0", "MAX_BLOBS_PER_BLOCK": "9"}],
                 "DEPOSIT_CHAIN_ID": str(self.beacon.chain.chain_id),
-                "DEPOSIT_CONTRACT_ADDRESS": "0x" + "42" * 20,
+                "DEPOSIT_CONTRACT_ADDRESS": hex_data(DEPOSIT_CONTRACT),
             }
         }
 

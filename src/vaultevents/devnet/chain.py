@@ -127,11 +127,15 @@ class Chain:
         """A block by hash, also one that a reorg has removed from the canonical chain."""
         return self._by_hash.get(block_hash)
 
-    def transaction(self, logs: Iterable[Log], creates: Iterable[bytes] = ()) -> Transaction:
-        """A new transaction; its hash is a function of the seed and of how many were made before."""
-        self._made += 1
+    def transaction(
+        self, logs: Iterable[Log], creates: Iterable[bytes] = (), *, nonce: int | None = None
+    ) -> Transaction:
+        """A new transaction; its hash is a function of the seed and of how many were made before, or of `nonce`."""
+        if nonce is None:
+            self._made += 1
+            nonce = self._made
         contracts = tuple(creates)
-        envelope = Envelope(self.transaction_kind, self.chain_id, self.seed, self._made, bool(contracts))
+        envelope = Envelope(self.transaction_kind, self.chain_id, self.seed, nonce, bool(contracts))
         return Transaction(envelope, envelope.hash(), tuple(logs), contracts, self.receipt_fields)
 
     def included(self, tx_hash: bytes) -> tuple[Block, int] | None:

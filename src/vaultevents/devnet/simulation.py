@@ -11,6 +11,7 @@ from vaultevents.devnet.beacon import Beacon
 from vaultevents.devnet.beacontruth import expected_of_validators
 from vaultevents.devnet.blocks import Block, Transaction
 from vaultevents.devnet.chain import Chain
+from vaultevents.devnet.deposits import deposit_log
 from vaultevents.devnet.oracle import Oracle
 from vaultevents.devnet.staking import Staking
 from vaultevents.devnet.traffic import WEI_PER_ETH, Traffic
@@ -19,6 +20,8 @@ from vaultevents.devnet.truth import Events, Register, Registration, expected, t
 LATE_START_BLOCKS = 8
 """The third vault of each account is registered for blocks from so many after its creation."""
 
+_FIRST_DEPOSIT_NONCE = 3 * 2**30
+"""Beyond those of other transactions, whose hashes do not depend on deposits."""
 _SILENT_SHARE = 0.25
 _CONNECT_DEPOSIT_WEI = WEI_PER_ETH
 
@@ -32,7 +35,8 @@ class Simulation:
     the events of contracts that the registrations have so far, final or not; `events_per_block` is their mean.
 
     With `validators` in its genesis state (11 or more) it also has their lives and withdrawals, of which at most
-    `withdrawals_per_block` are ordinary ones; what contracts do stays the same. `beacon` is there in any case.
+    `withdrawals_per_block` are ordinary ones; what the contracts of vaults do stays the same. The deposit contract logs
+    each of these validators, those of genesis in block 1. `beacon` is there in any case.
 
     With `report_every` (2 or more) every so many blocks the contract `lazy_oracle` also publishes a report about the
     vaults; its events come on top of `events`. `report_files` has the files of all reports by CID, also those to come.
@@ -62,6 +66,7 @@ class Simulation:
         self.acts: dict[bytes, tuple[Act, ...]] = {}
         self.events = 0
         self._due = 0.0
+        self._deposited = 0
         self._rng = Random(f"{seed}/world")  # noqa: S311 (a simulation must repeat)
         self._register = Register(())
         self._vaults: dict[str, list[bytes]] = defaultdict(list)
@@ -180,7 +185,15 @@ class Simulation:
         slot = self.chain.head.slot + 1
         while self._staking.is_missed(slot + missed):
             missed += 1
-        return self.chain.mine(transactions, missed_slots=missed, payouts=self._staking.payouts(slot + missed))
+        payouts = self._staking.payouts(slot + missed)
+        return self.chain.mine([*transactions, *self._deposits()], missed_slots=missed, payouts=payouts)
+
+    def _deposits(self) -> list[Transaction]:
+        """The deposits of the validators that were appended since the last block, in one transaction."""
+        first, validators = self._deposited, self.beacon.registry.validators
+        self._deposited = len(validators)
+        logs = [deposit_log(validator) for validator in validators[first:]]
+        return [self.chain.transaction(logs, nonce=_FIRST_DEPOSIT_NONCE + first)] if logs else []
 
     def _count(self, transaction: Transaction) -> int:
         block = self.chain.head.number + 1

@@ -163,7 +163,9 @@ async def _validators(subject: str, beacon: BeaconChain) -> Finding:
 
 async def _validator_list(shared: Shared, subject: str, beacon: BeaconChain) -> Finding:
     """Whether the validators of a vault can be found: by the list of all, or else by their public keys."""
-    subject = f"{subject} validator list"
+    subject, way = f"{subject} validator list", shared.settings.beacon.validators
+    if way == "deposits":
+        return await _by_public_key(subject, beacon, 'beacon.validators is "deposits"')
     if shared.settings.beacon.scan == "ssz":
         state = await beacon.ask(partial(refusal_of_list, ssz=True))
         if state is None:
@@ -181,18 +183,25 @@ async def _validator_list(shared: Shared, subject: str, beacon: BeaconChain) -> 
         if listed is None:
             return passed(subject, "the whole validator list is served")
         refused = listed
+    if way == "list":
+        advice = 'Name a node in beacon.urls that gives the list, or set beacon.validators to "auto"'
+        return failed(subject, f"it {refused.problem}", advice)
+    return await _by_public_key(subject, beacon, f"it {refused.problem}")
+
+
+async def _by_public_key(subject: str, beacon: BeaconChain, reason: str) -> Finding:
+    """Whether validators that are found by deposits can be asked by their public keys."""
     key = await beacon.ask(partial(public_key_of, index=0))
     by_key = None if key is None else await beacon.ask(partial(posted_ids, ids=[hex_text(key)]))
     if key is not None and by_key == [key]:
         return warned(
             subject,
-            f"it {refused.problem}; validators are found by the deposits to their vaults and asked by public key, "
-            "which works",
+            f"{reason}; validators are found by the deposits to their vaults and asked by public key, which works",
             "For the whole list name a node of your own in beacon.urls",
         )
     also = by_key.problem if isinstance(by_key, Refused) else "gives other validators"
     return failed(
         subject,
-        f"it {refused.problem}, and asked by public key it {also}, so validators of vaults cannot be found",
+        f"{reason}, and asked by public key it {also}, so validators of vaults cannot be found",
         "Name a node in beacon.urls that gives the list or takes public keys by POST",
     )

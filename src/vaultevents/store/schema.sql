@@ -575,6 +575,43 @@ ALTER TABLE vaultevents.deliveries ALTER COLUMN id ADD GENERATED ALWAYS AS IDENT
     CACHE 1
 );
 
+CREATE TABLE vaultevents.deposit_searches (
+    id bigint NOT NULL,
+    vaults bytea[] NOT NULL,
+    "position" bigint NOT NULL,
+    anchor bytea,
+    next_deposit bigint,
+    last_deposit_block bigint,
+    CONSTRAINT deposit_searches_anchor_check CHECK ((octet_length(anchor) = 32))
+);
+COMMENT ON TABLE vaultevents.deposit_searches IS 'How far the deposits of registered vaults were read, where the beacon node does not give all validators.';
+COMMENT ON COLUMN vaultevents.deposit_searches.id IS 'Search id.';
+COMMENT ON COLUMN vaultevents.deposit_searches.vaults IS 'Addresses whose deposits are looked for.';
+COMMENT ON COLUMN vaultevents.deposit_searches."position" IS 'Last block that was read.';
+COMMENT ON COLUMN vaultevents.deposit_searches.anchor IS 'Hash of that block. Null: not known.';
+COMMENT ON COLUMN vaultevents.deposit_searches.next_deposit IS 'Index of the next deposit of the deposit contract, of which none may be missing. Null: none was seen.';
+COMMENT ON COLUMN vaultevents.deposit_searches.last_deposit_block IS 'Block of the deposit before it. Null: none was seen.';
+ALTER TABLE vaultevents.deposit_searches ALTER COLUMN id ADD GENERATED ALWAYS AS IDENTITY (
+    SEQUENCE NAME vaultevents.deposit_searches_id_seq
+    START WITH 1
+    INCREMENT BY 1
+    NO MINVALUE
+    NO MAXVALUE
+    CACHE 1
+);
+
+CREATE TABLE vaultevents.deposits (
+    pubkey bytea NOT NULL,
+    vault bytea NOT NULL,
+    block_number bigint NOT NULL,
+    CONSTRAINT deposits_pubkey_check CHECK ((octet_length(pubkey) = 48)),
+    CONSTRAINT deposits_vault_check CHECK ((octet_length(vault) = 20))
+);
+COMMENT ON TABLE vaultevents.deposits IS 'Public keys that were deposited for registered vaults. Whether such a validator pays its vault is in `validators`.';
+COMMENT ON COLUMN vaultevents.deposits.pubkey IS 'BLS public key, 48 bytes.';
+COMMENT ON COLUMN vaultevents.deposits.vault IS 'Address in the withdrawal credentials of the deposit.';
+COMMENT ON COLUMN vaultevents.deposits.block_number IS 'Block of the first deposit.';
+
 CREATE TABLE vaultevents.discovery (
     singleton boolean DEFAULT true NOT NULL,
     registry_size bigint DEFAULT 0 NOT NULL,
@@ -582,7 +619,10 @@ CREATE TABLE vaultevents.discovery (
     scanned_at timestamp with time zone,
     scanned_vaults bytea[] DEFAULT '{}'::bytea[] NOT NULL,
     problem text,
-    CONSTRAINT discovery_singleton_check CHECK (singleton)
+    source text DEFAULT 'list'::text NOT NULL,
+    list_refused text,
+    CONSTRAINT discovery_singleton_check CHECK (singleton),
+    CONSTRAINT discovery_source_check CHECK ((source = ANY (ARRAY['list'::text, 'deposits'::text])))
 );
 COMMENT ON TABLE vaultevents.discovery IS 'Progress of the search for validators of registered vaults.';
 COMMENT ON COLUMN vaultevents.discovery.singleton IS 'Always true.';
@@ -591,6 +631,8 @@ COMMENT ON COLUMN vaultevents.discovery.known_through IS 'Epoch of the finalized
 COMMENT ON COLUMN vaultevents.discovery.scanned_at IS 'When all validators were last examined.';
 COMMENT ON COLUMN vaultevents.discovery.scanned_vaults IS 'Addresses for which they were examined.';
 COMMENT ON COLUMN vaultevents.discovery.problem IS 'What delays discovery, and with it the streams. Null: nothing.';
+COMMENT ON COLUMN vaultevents.discovery.source IS 'Where validators are found: the list of all validators, or deposits.';
+COMMENT ON COLUMN vaultevents.discovery.list_refused IS 'How a beacon node refused the list. Null: it did not, or was not asked.';
 
 CREATE TABLE vaultevents.due_webhooks (
     webhook_id text NOT NULL COLLATE pg_catalog."C",
@@ -1267,6 +1309,10 @@ ALTER TABLE ONLY vaultevents.deliveries
     ADD CONSTRAINT deliveries_event_seq_webhook_id_key UNIQUE (event_seq, webhook_id);
 ALTER TABLE ONLY vaultevents.deliveries
     ADD CONSTRAINT deliveries_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY vaultevents.deposit_searches
+    ADD CONSTRAINT deposit_searches_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY vaultevents.deposits
+    ADD CONSTRAINT deposits_pkey PRIMARY KEY (pubkey, vault);
 ALTER TABLE ONLY vaultevents.discovery
     ADD CONSTRAINT discovery_pkey PRIMARY KEY (singleton);
 ALTER TABLE ONLY vaultevents.events

@@ -43,7 +43,11 @@ class OrphanFacts:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """`flag_changes`: webhooks that were switched on or off or deleted, and whose deliveries do not follow yet."""
+    """`flag_changes`: webhooks that were switched on or off or deleted, and whose deliveries do not follow yet.
+
+    `validators_from`: `list`, or `deposits` up to block `deposits_through`, where the list of all validators is refused
+    as `validator_list_refused` says, or not to be asked.
+    """
 
     server_version: str
     accounts: int
@@ -60,6 +64,9 @@ class Overview:
     rewinds: int
     rewound_at: datetime | None
     discovery_problem: str | None
+    validators_from: str
+    validator_list_refused: str | None
+    deposits_through: int | None
     cursors: tuple[CursorFacts, ...]
     nodes: tuple[NodeFacts, ...]
     orphaned: tuple[OrphanFacts, ...]
@@ -96,7 +103,10 @@ async def read(database: Database) -> Overview:
             " (select coalesce(sum(rewinds), 0)::bigint from cursors) as rewinds,"
             " (select max(rewound_at) from cursors) as rewound_at,"
             " (select problem from discovery where not exists"
-            "  (select 1 from cursors where stream = 'validators' and kind = 'live')) as discovery_problem"
+            "  (select 1 from cursors where stream = 'validators' and kind = 'live')) as discovery_problem,"
+            " (select source from discovery) as validators_from,"
+            " (select list_refused from discovery) as validator_list_refused,"
+            " (select min(position) from deposit_searches) as deposits_through"
         )
         cursors = await connection.fetch(
             "select stream, kind, first, position, stop, updated_at, problem, problem_since, node,"

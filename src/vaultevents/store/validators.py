@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Literal
 
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import StreamStopped
@@ -15,15 +16,21 @@ from vaultevents.store.pool import Connection, Database
 from vaultevents.store.registry import lock_registry
 from vaultevents.store.versions import change_version
 
+ValidatorSource = Literal["list", "deposits"]
+
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryState:
-    """`size`: validators of the network that were looked at; `known_through`: the finalized block's epoch then."""
+    """`size`: validators of the network that were looked at; `known_through`: the finalized block's epoch then.
+
+    `source`: where validators are found, and `scanned_vaults`: those for which all were found there.
+    """
 
     size: int
     known_through: int | None
     scan_age: timedelta | None
     scanned_vaults: frozenset[Address]
+    source: ValidatorSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +45,13 @@ async def read_discovery(database: Database) -> DiscoveryState:
     async with database.transaction() as connection:
         row = await connection.fetchrow("select *, db_now() - scanned_at as scan_age from discovery")
     vaults = frozenset(Address(address) for address in row["scanned_vaults"])
-    return DiscoveryState(row["registry_size"], row["known_through"], row["scan_age"], vaults)
+    return DiscoveryState(row["registry_size"], row["known_through"], row["scan_age"], vaults, row["source"])
+
+
+async def use_deposits(database: Database, list_refused: str | None) -> None:
+    """Note that validators are found by deposits from now on, since the list of all is refused or not to be asked."""
+    async with database.transaction() as connection:
+        await connection.execute("update discovery set source = 'deposits', list_refused = $1", list_refused)
 
 
 async def note_discovery_problem(database: Database, problem: str | None) -> None:
@@ -60,8 +73,11 @@ async def record(
     size: int | None = None,
     known_through: int | None = None,
     scanned: Collection[Address] | None = None,
+    source: ValidatorSource | None = None,
 ) -> Recorded:
     """Stores records of the finalized state, and what was done to get them.
+
+    `scanned` are the vaults for which all validators were found in `source`.
 
     A new validator, or an epoch learned late, brings a backfill of the epochs that the `validators` stream has
     passed. An epoch that is known stays, also when a node that is further behind has not assigned it yet. Raises
@@ -82,10 +98,12 @@ async def record(
             "update discovery set registry_size = greatest(registry_size, $1),"
             " known_through = greatest(known_through, $2),"
             " scanned_at = case when $3::bytea[] is null then scanned_at else db_now() end,"
-            " scanned_vaults = coalesce($3, scanned_vaults)",
+            " scanned_vaults = coalesce($3, scanned_vaults), source = coalesce($4, source),"
+            " list_refused = case when $4 = 'list' then null else list_refused end",
             size,
             known_through,
             None if scanned is None else sorted(scanned),
+            source,
         )
     return Recorded(len(new), len(changed))
 

@@ -34,11 +34,12 @@ WITHDRAWALS_STEP_EPOCHS = 8
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What of a stream is read again, at each of `nodes` alone: all up to the `final` block."""
+    """What of a stream is read again, at each of `nodes` alone: all up to the `final` block, by `at_once` blocks."""
 
     source: LogSource
     nodes: Sequence[str]
     final: Callable[[], Awaitable[int]]
+    at_once: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +61,28 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Of the streams of blocks: how many are committed at once, live and in a backfill, and how often one looks."""
+    """Of the streams of blocks: how many are committed at once, live and in a backfill, and how often one looks.
+
+    The audit follows by `audit_step` blocks.
+    """
 
     step: int
     backfill_step: int
     poll_s: float
+    audit_step: int = 1
 
 
 def logs_stream(chain: ExecutionChain, steps: Steps) -> Stream:
     """The two contract events."""
     source = LogsSource(chain)
-    audit = Audit(source, chain.nodes, partial(_final_block, chain))
+    audit = Audit(source, chain.nodes, partial(_final_block, chain), steps.audit_step)
     return Stream(source, "block", first_block, steps.step, steps.poll_s, steps.backfill_step, audit)
 
 
 def reports_stream(chain: ExecutionChain, oracles: Collection[Address], steps: Steps) -> Stream:
     """Published oracle reports; a `Resolver` must run beside it."""
     source = ReportsSource(chain, oracles)
-    audit = Audit(source, chain.nodes, partial(_final_block, chain))
+    audit = Audit(source, chain.nodes, partial(_final_block, chain), steps.audit_step)
     return Stream(source, "block", first_block, steps.step, steps.poll_s, steps.backfill_step, audit)
 
 
@@ -118,7 +123,7 @@ async def follow(
     Live it looks for more as soon as `wakeup` says that there may be something new.
     """
     source, poll_s = stream.source, stream.poll_s
-    cursor = await begun(source.stream, partial(_begin, stream, outbox))
+    cursor = await begun(source.stream, partial(begin, stream, outbox))
     if stream.audit is not None:
         stream.audit.source.resume(cursor)
     async with asyncio.TaskGroup() as group:
@@ -127,7 +132,7 @@ async def follow(
             run_backfills(source, outbox, step=stream.backfill_step, poll_s=poll_s, on_advance=on_advance)
         )
         if stream.audit is not None and audit_per_s:
-            audit = AuditSource(stream.audit.source, outbox, stream.audit.final)
+            audit = AuditSource(stream.audit.source, outbox, stream.audit.final, stream.audit.at_once)
             nodes = stream.audit.nodes
             group.create_task(
                 follow_audit(audit, outbox, nodes, step=stream.step, poll_s=poll_s, blocks_per_s=audit_per_s)
@@ -142,10 +147,10 @@ async def _follow_live(
         await run(
             stream.source, outbox, cursor, step=stream.step, poll_s=stream.poll_s, on_advance=on_advance, wakeup=wakeup
         )
-        cursor = await begun(stream.source.stream, partial(_begin, stream, outbox))
+        cursor = await begun(stream.source.stream, partial(begin, stream, outbox))
 
 
-async def _begin(stream: Stream, outbox: Outbox) -> Cursor:
+async def begin(stream: Stream, outbox: Outbox) -> Cursor:
     """Where the stream goes on; at the very first start its head, with a backfill for what lies before it (rule C9)."""
     name = stream.source.stream
     live = await outbox.live(name)

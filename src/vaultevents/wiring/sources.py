@@ -30,6 +30,8 @@ from vaultevents.store.cursors import EPOCH_STREAMS
 from vaultevents.store.network import pin, pin_beacon, pinned, pinned_beacon
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
+from vaultevents.watch.background_audit import PUBLIC_BLOCKS
+from vaultevents.watch.deposits import DepositOptions
 from vaultevents.watch.discovery import Discovery
 from vaultevents.watch.reports import Resolver
 from vaultevents.watch.streams import Steps, Stream, logs_stream, reports_stream, staking_streams
@@ -41,6 +43,7 @@ AUDIT_OFF = (
     "'vaultevents audit chain'"
 )
 EPOCH_EVENT_TYPES = tuple(name for name in EVENT_TYPES if name.startswith("validator_"))
+FIRST_VAULTS_S = {"mainnet": 1_759_276_800}  # 2025-10-01; the contracts of vaults were deployed in December 2025
 
 
 @asynccontextmanager
@@ -93,7 +96,11 @@ def unpinned_chain(settings: Settings, urls: Sequence[SecretStr], *, head: HeadP
 
 def unpinned_beacon(settings: Settings, urls: Sequence[SecretStr], clock: Callable[[], float]) -> BeaconChain:
     """Make the beacon chain at these nodes, of whichever network they are."""
-    options = BeaconOptions(ssz=settings.beacon.scan == "ssz", total_timeout_s=settings.beacon.timeout_s)
+    options = BeaconOptions(
+        ssz=settings.beacon.scan == "ssz",
+        strict=settings.network in CHAIN_IDS,
+        total_timeout_s=settings.beacon.timeout_s,
+    )
     return BeaconChain([url.get_secret_value() for url in urls], options, clock=clock)
 
 
@@ -168,8 +175,18 @@ async def open_sources(
             else:
                 pools["beacon"] = beacon
                 chain.anchor = BeaconAnchor(beacon, time)
+                if settings.network in CHAIN_IDS:
+                    chain.expect_finality(time, lambda: clock.now().timestamp())
                 poll_s = settings.beacon.poll_interval_s
-                discovery = Discovery(beacon, chain, database, time, poll_s)
+                discovery = Discovery(
+                    beacon,
+                    chain,
+                    database,
+                    time,
+                    poll_s,
+                    find_by=settings.beacon.validators,
+                    deposits=_deposit_options(settings),
+                )
                 streams += staking_streams(chain, beacon, database, discovery, time, clock.now_s, poll_s=poll_s)
         yield Sources(chain, tuple(streams), discovery, time, resolver, pools, unopened)
 
@@ -258,7 +275,14 @@ def _steps(settings: Settings, poll_s: float) -> Steps:
     """Where few headers are read, as many blocks are committed at once as their logs are asked for at once."""
     execution = settings.execution
     longest = max(execution.span_blocks, execution.max_range_blocks)
-    return Steps(execution.span_blocks, longest if execution.headers == "edges" else execution.span_blocks, poll_s)
+    backfill_step = longest if execution.headers == "edges" else execution.span_blocks
+    audit_step = PUBLIC_BLOCKS if settings.network in CHAIN_IDS else 1
+    return Steps(execution.span_blocks, backfill_step, poll_s, audit_step)
+
+
+def _deposit_options(settings: Settings) -> DepositOptions:
+    since_s = FIRST_VAULTS_S.get(settings.network)
+    return DepositOptions(settings.beacon.deposits_from_block, since_s, settings.execution.max_range_blocks)
 
 
 def head_policy(settings: Settings) -> HeadPolicy:

@@ -268,19 +268,19 @@ async def test_a_range_beyond_the_limit_is_refused_in_the_words_of_the_provider(
 @pytest.mark.parametrize(
     "style, code, message",
     [
-        ("infura", -32005, "query returned more than 25 results. Try with this block range [0x1, "),
+        ("infura", -32005, "query returned more than 25 results. Try with this block range [0x2, "),
         ("ankr", -32005, "query returned more than 25 results"),
-        ("reth", -32602, "query exceeds max results 25, retry with the range 1-"),
+        ("reth", -32602, "query exceeds max results 25, retry with the range 2-"),
         ("alchemy", -32602, "cap of 25 logs in the response"),
     ],
 )
 async def test_too_many_results_are_refused_with_a_range_that_works(style: str, code: int, message: str) -> None:
     async with serving(small_simulation().chain, max_results=25, limit_style=style) as node:
-        refused = await node.refusal("eth_getLogs", {"fromBlock": "0x1", "toBlock": hex(41)})
+        refused = await node.refusal("eth_getLogs", {"fromBlock": "0x2", "toBlock": hex(41)})
         assert (refused[0], message in refused[1]) == (code, True)
         if style == "infura":
             last = refused[1].split(", ")[1].rstrip("].")
-            assert 0 < len(await node.result("eth_getLogs", {"fromBlock": "0x1", "toBlock": last})) <= 25
+            assert 0 < len(await node.result("eth_getLogs", {"fromBlock": "0x2", "toBlock": last})) <= 25
 
 
 Check = Callable[[Client], Awaitable[bool]]

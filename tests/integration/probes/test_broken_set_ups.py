@@ -294,6 +294,21 @@ async def _(set_up: SetUp, fork: Example, stack: AsyncExitStack) -> None:
     set_up.beacon.refused = {"all validators": 404, "by public key": 404}
 
 
+@case("no validator list, which is required", 'or set beacon.validators to "auto"', "{beacon} validator list")
+async def _(set_up: SetUp, fork: Example, stack: AsyncExitStack) -> None:
+    set_up.beacon.refused = {"all validators": 403}
+    set_up.set("beacon", validators="list")
+
+
+@case(
+    "validators by deposits, by choice",
+    'beacon.validators is "deposits"; validators are found by the deposits',
+    warning=("{beacon} validator list",),
+)
+async def _(set_up: SetUp, fork: Example, stack: AsyncExitStack) -> None:
+    set_up.set("beacon", validators="deposits")
+
+
 @case("no POST of validators", "so validators are asked by GET", warning=("{beacon} validators",))
 async def _(set_up: SetUp, fork: Example, stack: AsyncExitStack) -> None:
     set_up.beacon.post = False

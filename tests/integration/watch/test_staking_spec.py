@@ -57,6 +57,13 @@ async def service(database: Database, node: SpecNode) -> AsyncIterator[StakingSo
         yield StakingSources(discovery, validators, withdrawals, beacon, identity.time)
 
 
+def test_no_checkpoint_is_final_before_the_second_epoch_after_it(chain: SpecChain) -> None:
+    """By the specification: until then no node need be asked for the finalized block (`ChainTime.may_finalize`)."""
+    per_epoch = chain.slots_per_epoch
+    assert any(block.finalized.epoch for block in chain.blocks)
+    assert all(block.finalized.epoch <= max(0, block.slot // per_epoch - 2) for block in chain.blocks)
+
+
 def due(chain: SpecChain, node: SpecNode) -> dict[str, dict[str, object]]:
     """Event id → what its body must say, from the specification. Genesis is before the vault's first block."""
     found = expected(chain, VAULT, node.head_slot)

@@ -16,7 +16,7 @@ from typing import Literal
 import aiohttp
 
 from vaultevents.chain.beacon import wire
-from vaultevents.chain.beacon.node import SSZ, BeaconCounters, BeaconNode
+from vaultevents.chain.beacon.node import SSZ, BeaconCounters, BeaconNode, Refused
 from vaultevents.chain.beacon.routes import (
     BLINDED_BLOCKS,
     BLOCKS,
@@ -33,18 +33,25 @@ from vaultevents.chain.beacon.validators_by_id import VALIDATORS, IdLists
 from vaultevents.chain.beacon.wire import Payload
 from vaultevents.chain.upstream.http import JSON, Deadlines, HttpExchange
 from vaultevents.chain.upstream.network import PinnedNetwork
+from vaultevents.chain.upstream.node import DataUnavailable
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import ConfigError, NodeFault, SourceUnavailable
-from vaultevents.core.units import Address, Hash32, hex_text
+from vaultevents.core.units import Address, Hash32, Pubkey, hex_text
 from vaultevents.core.validators import ValidatorRecord
 
-__all__ = ["BeaconChain", "BeaconIdentity", "BeaconOptions", "Finality", "Payload", "Refresh", "Scan"]
+__all__ = ["BeaconChain", "BeaconIdentity", "BeaconOptions", "Finality", "ListRefused", "Payload", "Refresh", "Scan"]
 
 
 _NO_STATE = frozenset({400, 401, 403, 404, 405, 406, 415, 501})
 _NO_BLINDED = frozenset({400, 404, 405, 406, 415, 501})
 _NO_BLOCK = frozenset({404})
+_NO_LIST = frozenset({403, 404, 405, 413, 501})
 _MAX_IDS = 1000
+RECENT_S = 6.0
+
+
+class ListRefused(DataUnavailable):
+    """The node does not give the list of all validators, although it gives validators by their ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,8 @@ class BeaconOptions:
 
     `tail`: how many ids after the last known one are asked for. `head_lag_slots`: a node whose head is further behind
     the clock, or behind its own peers, is not asked. `ssz`: scan the whole state of the debug routes where a node
-    offers it, else the JSON list. A scan may last `scan_total_s` and stand still for `scan_idle_s`.
+    offers it, else the JSON list. A scan may last `scan_total_s` and stand still for `scan_idle_s`. `strict`: finality
+    follows the rules of public networks, which a development chain may break.
     """
 
     ids_per_post: int = 1000
@@ -61,6 +69,7 @@ class BeaconOptions:
     tail: int = 64
     head_lag_slots: int = 64
     ssz: bool = False
+    strict: bool = False
     connect_timeout_s: float = 5.0
     total_timeout_s: float = 30.0
     scan_total_s: float = 900.0
@@ -135,6 +144,8 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
         self._clock = clock
         self._id_lists = IdLists(self._options.ids_per_post, self._options.ids_per_get, self.counters)
         self._highest: Finality | None = None
+        self._asked_at = 0.0
+        self._answers: dict[tuple[str, str], tuple[float, bytes]] = {}
         self._in_sync: dict[str, int] = {}
 
     def _node(self, url: str, session: aiohttp.ClientSession) -> BeaconNode:
@@ -161,9 +172,33 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
         """The finalized epoch of the node in use: one small call, to see whether there is anything new to read.
 
         It is not proven as in `finality`. That the node follows the chain is looked at once an epoch, because one that
-        does not has nothing new either.
+        does not has nothing new either. While by the rules of the chain no later epoch can be final, no node is asked.
         """
+        if self._highest is not None and not self._finality_due(self._highest):
+            return self._highest.epoch
+        self._asked_at = time.monotonic()
         return await self._open.ask(self._finalized_epoch, hedge=True)
+
+    def _finality_due(self, known: Finality) -> bool:
+        """Whether a later epoch can be final, or a wrong clock may be the cause that none seems to be."""
+        if self._expected is None or not self._options.strict:
+            return True
+        chain_time = self._expected.time
+        is_long = time.monotonic() - self._asked_at >= chain_time.epoch_s
+        return is_long or chain_time.may_finalize(chain_time.first_slot(known.epoch), int(self._clock()))
+
+    async def _recent(self, node: BeaconNode, path: str) -> bytes:
+        """The body of a small answer, which on public networks may be up to `RECENT_S` old by the clock."""
+        now_s = self._clock()
+        kept = self._answers.get((node.name, path))
+        if self._options.strict and kept is not None and 0 <= now_s - kept[0] < RECENT_S:
+            return kept[1]
+        return await self._fresh(node, path)
+
+    async def _fresh(self, node: BeaconNode, path: str) -> bytes:
+        content = await node.get(path)
+        self._answers[node.name, path] = self._clock(), content
+        return content
 
     async def _finalized_epoch(self, node: BeaconNode) -> int:
         now_s = int(self._clock())
@@ -172,7 +207,7 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
             if self._in_sync.get(node.name) != current_epoch:
                 await self._check_sync(node)
                 self._in_sync[node.name] = current_epoch
-        epoch = (await _checkpoint(node)).epoch
+        epoch = _checkpoint(node, await self._fresh(node, CHECKPOINTS)).epoch
         if self._highest is not None and epoch < self._highest.epoch:
             raise SourceUnavailable(
                 node.name,
@@ -198,8 +233,8 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
 
     async def _finality(self, node: BeaconNode) -> Finality:
         await self._check_sync(node)
-        checkpoint = await _checkpoint(node)
-        final = await _header(node, "finalized")
+        checkpoint = _checkpoint(node, await self._recent(node, CHECKPOINTS))
+        final = await self._final_header(node)
         block = final if final.root == checkpoint.root else await _header(node, hex_text(checkpoint.root))
         newer = final.root == block.root or final.slot > block.slot
         if block.root != checkpoint.root or not block.canonical or not newer:
@@ -256,14 +291,43 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
 
         return await self._open.ask(read)
 
+    async def refresh_by_pubkey(self, indices: Iterable[int], pubkeys: Sequence[Pubkey]) -> Refresh:
+        """Finality, the records of `indices`, all of which must exist, and those of `pubkeys` that do: of one node."""
+        asked = sorted(set(indices))
+
+        async def read(node: BeaconNode) -> Refresh:
+            finality = await self._finality(node)
+            records = await self._id_lists.all_of(node, asked)
+            return Refresh(finality, records, await self._id_lists.of_pubkeys(node, pubkeys))
+
+        found = await self._open.ask(read)
+        self._seen(found.finality)
+        return found
+
+    async def deposit_contract(self) -> Address:
+        """The address of the deposit contract, by the configuration of the network."""
+
+        async def read(node: BeaconNode) -> Address:
+            settings = wire.config(node.name, await node.get(CONFIG))
+            return wire.deposit_contract(node.name, settings)
+
+        return await self._open.ask(read)
+
     async def scan(self, vaults: frozenset[Address]) -> Scan:
         """The records of all finalized validators that pay one of `vaults`, and the number of all validators.
 
-        Reads the whole set, some 500 MB on mainnet, in bounded memory and in short steps of the event loop.
+        Reads the whole set, some 500 MB on mainnet, in bounded memory and in short steps of the event loop. Raises
+        `ListRefused` where a node refuses it and no other one gives it.
         """
-        return await self._open.ask(partial(self._scan, vaults))
+        refusals: list[ListRefused] = []
+        try:
+            return await self._open.ask(partial(self._scan, vaults, refusals))
+        except SourceUnavailable:
+            if refusals:
+                raise refusals[0] from None
+            raise
 
-    async def _scan(self, vaults: frozenset[Address], node: BeaconNode) -> Scan:
+    async def _scan(self, vaults: frozenset[Address], refusals: list[ListRefused], node: BeaconNode) -> Scan:
         await self._check_ready(node)
         self.counters.scans += 1
         if self._options.ssz and node.gives_ssz:
@@ -271,9 +335,18 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
             if scanned is not None:
                 return scanned
             node.gives_ssz = False
-        sink = await node.stream(VALIDATORS, JSON, lambda _: ListScan(node.name, vaults))
-        assert isinstance(sink, ListScan)
-        return sink.finish()
+        listed = await self._scan_list(vaults, node)
+        if isinstance(listed, Refused) and await self._id_lists.run_from(node, 0, 1):
+            listed = await self._scan_list(vaults, node)  # a 404 may also mean that the state was not there
+        if isinstance(listed, Refused):
+            refusals.append(ListRefused(node.name, listed.problem))
+            raise refusals[-1]
+        return listed.finish()
+
+    async def _scan_list(self, vaults: frozenset[Address], node: BeaconNode) -> ListScan | Refused:
+        sink = await node.stream(VALIDATORS, JSON, lambda _: ListScan(node.name, vaults), _NO_LIST)
+        assert sink is not None
+        return sink
 
     async def _scan_state(self, vaults: frozenset[Address], node: BeaconNode) -> Scan | None:
         """From the SSZ of the whole state; None where the node does not offer it, or of a fork not known here."""
@@ -293,12 +366,15 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
     async def _check_ready(self, node: BeaconNode) -> wire.Syncing:
         state = await self._check_sync(node)
         if self._highest is not None:
-            final = await _header(node, "finalized")
+            final = await self._final_header(node)
             await self._check_not_behind(node, Finality(self._highest.epoch, final.root, final.slot))
         return state
 
+    async def _final_header(self, node: BeaconNode) -> wire.BlockHeader:
+        return wire.header(node.name, await self._recent(node, HEADERS + "finalized"))
+
     async def _check_sync(self, node: BeaconNode) -> wire.Syncing:
-        state = wire.syncing(node.name, await node.get(SYNCING))
+        state = wire.syncing(node.name, await self._recent(node, SYNCING))
         lag = state.sync_distance
         if self._expected is not None and (now_s := int(self._clock())) >= self._expected.time.genesis_s:
             lag = max(lag, self._expected.time.slot_at(now_s) - state.head_slot)
@@ -334,8 +410,8 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
             )
 
 
-async def _checkpoint(node: BeaconNode) -> wire.Checkpoint:
-    checkpoint = wire.finalized_checkpoint(node.name, await node.get(CHECKPOINTS))
+def _checkpoint(node: BeaconNode, content: bytes) -> wire.Checkpoint:
+    checkpoint = wire.finalized_checkpoint(node.name, content)
     if checkpoint.epoch == 0:
         raise SourceUnavailable(node.name, "its chain has not finalized yet: wait for the first finalized epoch")
     return checkpoint

@@ -73,7 +73,7 @@ class BeaconNode:
         self._counters = counters
         self._answer_bytes = answer_bytes
 
-    async def get(self, path: str, ids: Sequence[int] = ()) -> bytes:
+    async def get(self, path: str, ids: Sequence[int | str] = ()) -> bytes:
         """Return the body of a 200. `ids` become repeated `id=` parameters, the only form that every client reads."""
         url = self._at(path).extend_query([("id", str(index)) for index in ids])
         content = await self._whole("GET", path, url, None, _NONE)

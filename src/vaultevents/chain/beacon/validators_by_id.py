@@ -1,4 +1,4 @@
-"""Validator records by id: one POST for a thousand, or GET in small steps where a node does not take that.
+"""Validator records by index or public key: one POST for a thousand, or GET in small steps where a node refuses that.
 
 POST came with Beacon API 2.5. An empty list of ids means *all* validators there, so none is ever sent. A node drops
 ids that it does not know without an error, so every answer is compared with what was asked.
@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count, islice
+from typing import TypeVar
 
 from vaultevents.chain.beacon import wire
 from vaultevents.chain.beacon.node import BeaconCounters, BeaconNode
 from vaultevents.core.errors import NodeFault
+from vaultevents.core.units import Pubkey, hex_text
 from vaultevents.core.validators import ValidatorRecord
+
+K = TypeVar("K", int, Pubkey)
 
 VALIDATORS = "/eth/v1/beacon/states/finalized/validators"
 _NO_POST = frozenset({400, 404, 405, 415, 501})
@@ -73,22 +77,43 @@ class IdLists:
             raise NodeFault(node.name, f"its validators from {first} on have a gap")
         return [found[index] for index in known], newest
 
+    async def of_pubkeys(self, node: BeaconNode, pubkeys: Sequence[Pubkey]) -> list[ValidatorRecord]:
+        """The records of those of `pubkeys` that the state has, each once; a deposit may still wait, or be invalid."""
+        found: list[ValidatorRecord] = []
+        done = 0
+        while done < len(pubkeys):
+            part, records = await self._ask(node, pubkeys[done:])
+            _check_none_else(node, part, [record.pubkey for record in records])
+            found += records
+            done += len(part)
+        return found
+
     async def _next(self, node: BeaconNode, ids: Sequence[int]) -> tuple[Sequence[int], list[ValidatorRecord]]:
         """The first of `ids`, as many as go into one call, and the records that the node has of them, by index."""
+        part, records = await self._ask(node, ids)
+        _check_none_else(node, part, [record.index for record in records])
+        return part, records
+
+    async def _ask(self, node: BeaconNode, ids: Sequence[K]) -> tuple[Sequence[K], list[ValidatorRecord]]:
         part = ids[: self.per_post]
         content = None
         if node.takes_post:
-            content = await node.post(VALIDATORS, {"ids": [str(index) for index in part]}, _NO_POST)
+            content = await node.post(VALIDATORS, {"ids": [_text(validator) for validator in part]}, _NO_POST)
         if not isinstance(content, bytes):
             part = ids[: self.per_get]
-            content = await node.get(VALIDATORS, part)
+            content = await node.get(VALIDATORS, [_text(validator) for validator in part])
             node.takes_post = False
             self.counters.posts_refused += 1
-        records = sorted(wire.validators(node.name, content), key=lambda record: record.index)
-        indices = {record.index for record in records}
-        if len(indices) < len(records) or not indices.issubset(part):
-            raise NodeFault(node.name, f"asked for {len(part)} validators, it gives another one, or one of them twice")
-        return part, records
+        return part, sorted(wire.validators(node.name, content), key=lambda record: record.index)
+
+
+def _text(validator: int | Pubkey) -> str:
+    return str(validator) if isinstance(validator, int) else hex_text(validator)
+
+
+def _check_none_else(node: BeaconNode, asked: Sequence[K], given: Sequence[K]) -> None:
+    if len(set(given)) < len(given) or not set(given).issubset(asked):
+        raise NodeFault(node.name, f"asked for {len(asked)} validators, it gives another one, or one of them twice")
 
 
 def _check_all_there(node: BeaconNode, asked: Sequence[int], records: Sequence[ValidatorRecord]) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from vaultevents.chain.upstream import hex_values
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import NodeFault, SourceUnavailable
-from vaultevents.core.units import Hash32, Pubkey, ValidatorIndex
+from vaultevents.core.units import Address, Hash32, Pubkey, ValidatorIndex
 from vaultevents.core.validators import ValidatorRecord
 
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,19}")
@@ -179,6 +179,12 @@ def genesis(node: str, content: bytes) -> tuple[Hash32, int]:
 def config(node: str, content: bytes) -> dict[str, Any]:
     """The configuration of its network: mostly text, but lists and objects occur."""
     return decoded(node, "its configuration", _SPEC, content).data
+
+
+def deposit_contract(node: str, settings: dict[str, Any]) -> Address:
+    """DEPOSIT_CONTRACT_ADDRESS of the configuration."""
+    text = str(settings.get("DEPOSIT_CONTRACT_ADDRESS"))
+    return Address(hex_values.data(node, "its DEPOSIT_CONTRACT_ADDRESS", text, 20))
 
 
 def chain_time(node: str, genesis_s: int, settings: dict[str, Any]) -> ChainTime:

@@ -5,7 +5,7 @@ A witness that does not answer stalls nothing; one that answers otherwise stops 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -31,6 +31,7 @@ IN_USE = "the execution nodes in use"
 _AT_ONCE = 4
 
 
+MOST_NAMED = 1024
 LATER_SLOTS = 32
 """Within so many slots a beacon block names the payload of an earlier one (Gloas)."""
 
@@ -50,14 +51,26 @@ class Anchor(Protocol):
 
 
 class BeaconAnchor:
-    """The beacon chain as a witness of execution blocks."""
+    """The beacon chain as a witness of execution blocks. Which of them it has named is kept, and not asked again."""
 
     name = "the beacon chain"
 
     def __init__(self, beacon: BeaconChain, time: ChainTime) -> None:
         self._beacon, self._time = beacon, time
+        self._named: dict[Hash32, Payload] = {}
 
     async def payload_at(self, header: Header) -> Payload | None:
+        named = self._named.get(header.hash)
+        if named is not None:
+            return named
+        payload = await self._payload_at(header)
+        if payload is not None and (payload.number, payload.hash) == (header.number, header.hash):
+            self._named[header.hash] = payload
+            if len(self._named) > MOST_NAMED:
+                del self._named[next(iter(self._named))]
+        return payload
+
+    async def _payload_at(self, header: Header) -> Payload | None:
         if header.timestamp_s <= self._time.genesis_s:
             return None
         slot = self._time.slot_at(header.timestamp_s)
@@ -96,7 +109,11 @@ async def confirm(nodes: NodePool[RpcNode], anchor: Anchor | None, found: Header
 
 async def _agreed(nodes: NodePool[RpcNode], found: Header) -> Header:
     """The block at the height of `found`, of which all nodes that have one there have the same."""
-    given = await nodes.ask_each(partial(_block_and_next, number=found.number), urgent=True)
+    given = await nodes.ask_each(partial(_blocks, numbers=(found.number,)), urgent=True)
+    hashes = [header.hash for _, (header,) in given if header is not None]
+    if len(hashes) > 1 and set(hashes) == {found.hash}:
+        return found
+    given = await nodes.ask_each(partial(_blocks, numbers=(found.number, found.number + 1)), urgent=True)
     sides: dict[Hash32, tuple[str, Header]] = {}
     for node, (header, following) in given:
         if header is not None and following is not None and following.parent_hash != header.hash:
@@ -109,15 +126,14 @@ async def _agreed(nodes: NodePool[RpcNode], found: Header) -> Header:
     return next((header for _, header in sides.values()), found)
 
 
-async def _block_and_next(node: RpcNode, number: int) -> tuple[Header | None, Header | None]:
+async def _blocks(node: RpcNode, numbers: Sequence[int]) -> list[Header | None]:
     """A node that does not have a block is no witness of it, and not faulty; nor is there always a next one."""
-    answers = await node.ask([header_call(number), header_call(number + 1)])
+    answers = await node.ask([header_call(number) for number in numbers])
     blocks = [
-        None if isinstance(answer, RpcFailure) else wire.block(node.name, answer, number=at)
-        for at, answer in zip((number, number + 1), answers, strict=True)
+        None if isinstance(answer, RpcFailure) else wire.block(node.name, answer, number=number)
+        for number, answer in zip(numbers, answers, strict=True)
     ]
-    header, following = (None if block is None else block.header for block in blocks)
-    return header, following
+    return [None if block is None else block.header for block in blocks]
 
 
 async def _anchored(nodes: NodePool[RpcNode], anchor: Anchor, found: Header) -> Header:

@@ -23,6 +23,7 @@ from vaultevents.chain.execution.receipts import (
     prove_transactions,
     read_blocks,
 )
+from vaultevents.chain.execution.recent_blocks import RecentBlocks
 from vaultevents.chain.upstream.batches import chunks, together
 from vaultevents.chain.upstream.node import on_any_replica
 from vaultevents.chain.upstream.pool import NodePool
@@ -64,7 +65,7 @@ class ReadOptions:
     `budget`: where a single node answers, how many of these are read. `anchored`: a header that is known to be on the
     chain. `checkpoint`: the number and hash of a final block that was read before. `strict`: the rules of public
     networks hold, which a development chain may break: two blocks never have the same time, and transactions make up
-    the root in their header.
+    the root in their header. `recent`: final blocks that were read.
     """
 
     every_header: bool
@@ -80,6 +81,7 @@ class ReadOptions:
     batch_size: int
     batches_at_once: int
     receipt_limit_bytes: int
+    recent: RecentBlocks
 
     @property
     def receipts(self) -> ReceiptOptions:

@@ -10,6 +10,7 @@ import msgspec
 
 from vaultevents.chain.execution import verification, wire
 from vaultevents.chain.execution.jsonrpc import Call, RpcFailure, RpcNode, RpcResponse
+from vaultevents.chain.execution.recent_blocks import MOST, RecentBlock, RecentBlocks
 from vaultevents.chain.upstream.batches import chunks, together
 from vaultevents.chain.upstream.node import BlockNotFound, on_any_replica
 from vaultevents.core.errors import SourceUnavailable
@@ -56,12 +57,22 @@ async def read_header(node: RpcNode, number: int) -> Header:
 async def read_headers(node: RpcNode, numbers: Sequence[int], *, batch_size: int, at_once: int) -> list[Header]:
     """Read the headers at these heights, in their order, in batches."""
 
-    async def read(batch: Sequence[int]) -> list[Header]:
+    blocks = await read_recent(node, numbers, batch_size=batch_size, at_once=at_once)
+    return [block.header for block in blocks]
+
+
+async def read_recent(node: RpcNode, numbers: Sequence[int], *, batch_size: int, at_once: int) -> list[RecentBlock]:
+    """Read the blocks at these heights with what the node gave of them, in their order, in batches."""
+
+    async def read(batch: Sequence[int]) -> list[RecentBlock]:
         answers = await node.ask([header_call(number) for number in batch])
-        return [read_block(node, number, answer).header for number, answer in zip(batch, answers, strict=True)]
+        return [
+            RecentBlock(read_block(node, number, answer).header, bytes(block_answer(node, number, answer)))
+            for number, answer in zip(batch, answers, strict=True)
+        ]
 
     batches = (partial(on_any_replica, partial(read, batch)) for batch in chunks(numbers, batch_size))
-    return [header for batch in await together(batches, at_once) for header in batch]
+    return [block for batch in await together(batches, at_once) for block in batch]
 
 
 async def read_linked_headers(
@@ -72,10 +83,18 @@ async def read_linked_headers(
     strict_times: bool,
     batch_size: int,
     at_once: int,
+    recent: RecentBlocks | None = None,
 ) -> list[Header]:
-    """Read every header of `span`, linked to each other, the first one to `parent` where it is given."""
-    headers = await read_headers(node, range(span.first, span.last + 1), batch_size=batch_size, at_once=at_once)
+    """Read every header of `span`, linked to each other, the first one to `parent` where it is given.
+
+    The blocks are added to those that are `recent`.
+    """
+    numbers = range(span.first, span.last + 1)
+    blocks = await read_recent(node, numbers, batch_size=batch_size, at_once=at_once)
+    headers = [block.header for block in blocks]
     if parent is not None:
         verification.check_parent(node.name, headers[0], parent)
     verification.check_links(node.name, headers, strict_times=strict_times)
+    if recent is not None:
+        recent.add(blocks[-MOST:])
     return headers

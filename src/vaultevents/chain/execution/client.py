@@ -23,12 +23,14 @@ from vaultevents.chain.execution.jsonrpc import Call, RpcFailure, RpcNode
 from vaultevents.chain.execution.log_range import EmitterQuery, LogContent, LogQuery, read_claims
 from vaultevents.chain.execution.logs import LogRange, read_logs
 from vaultevents.chain.execution.receipts import ReceiptOptions, ReceiptsUnavailable
+from vaultevents.chain.execution.recent_blocks import RecentBlocks
 from vaultevents.chain.upstream import hex_values
 from vaultevents.chain.upstream.http import Deadlines, HttpExchange
 from vaultevents.chain.upstream.learned_range import LearnedRange
 from vaultevents.chain.upstream.network import PinnedNetwork
 from vaultevents.chain.upstream.node import Counters
 from vaultevents.chain.upstream.node_lag import BEHIND_S, HeadPolicy, NodeLag
+from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import ConfigError, InputError, NodeFault, SourceUnavailable
 from vaultevents.core.logs import REPORT_UPDATED, TOPICS, Header, Log, topics_of
 from vaultevents.core.registry import Watched
@@ -132,8 +134,11 @@ class ExecutionChain(PinnedNetwork[RpcNode, Identity, Counters]):
         self._live_budget = Budget(self._options.blooms_per_day)
         self._past_budget = Budget(self._options.blooms_per_day)
         self._checkpoint: tuple[int, Hash32] | None = None
+        self._recent = RecentBlocks()
         self._oldest_receipts: tuple[int | None, float] | None = None
+        self._final_asked_at = 0.0
         self.anchor = anchor
+        self._finality: tuple[ChainTime, Callable[[], float]] | None = None
         super().__init__("execution", urls, self._options.deadlines, Counters())
 
     def _node(self, url: str, session: aiohttp.ClientSession) -> RpcNode:
@@ -170,13 +175,29 @@ class ExecutionChain(PinnedNetwork[RpcNode, Identity, Counters]):
         """The header of the finalized block, whatever the policy: validators and withdrawals are read final (rule C1).
 
         Every node that has a block at this height, and the beacon chain, have the same one there: raises
-        `ChainDisagreement` with both sides where they differ.
+        `ChainDisagreement` with both sides where they differ. While by the rules of the beacon chain no later block can
+        be final, no node is asked.
         """
+        if self._confirmed is not None and not self._finality_due(self._confirmed):
+            return self._confirmed
+        self._final_asked_at = time.monotonic()
         found = await self._open.ask(partial(self._newest_head, HeadPolicy()), hedge=True)
         known = self._confirmed
         if known is None or (known.number, known.hash) != (found.number, found.hash):
             self._confirmed = found = await confirm(self._open, self.anchor, found)
         return found
+
+    def _finality_due(self, known: Header) -> bool:
+        """Whether a later block than `known` can be final, or a wrong clock may be the cause that none seems to be."""
+        if self._finality is None:
+            return True
+        beacon_time, clock = self._finality
+        is_long = time.monotonic() - self._final_asked_at >= beacon_time.epoch_s
+        return is_long or beacon_time.may_finalize(beacon_time.slot_at(known.timestamp_s), int(clock()))
+
+    def expect_finality(self, beacon_time: ChainTime, clock: Callable[[], float]) -> None:
+        """Ask for the finalized block only when, by the rules of public networks, a later one can be final."""
+        self._finality = beacon_time, clock
 
     async def _newest_head(self, policy: HeadPolicy, node: RpcNode) -> Header:
         """A node's head; one that has fallen behind another node in use is left, although it answers."""
@@ -285,11 +306,28 @@ class ExecutionChain(PinnedNetwork[RpcNode, Identity, Counters]):
             return LogRange([], {}, last, parent, {span.last: last})
         read = self._read_options(every=every, final=final, live=live, only=only)
         query = LogQuery(watched, topics_of(watched), frozenset(also))
+        return await self._read_logs(span, query, anchor, read)
+
+    async def read_deposits(
+        self, span: Span, contract: Address, vaults: frozenset[Address], anchor: Hash32 | None
+    ) -> LogRange:
+        """Read the final deposits of `span` to the beacon chain that pay one of `vaults`, as the contract logs them.
+
+        Whatever the options say, few headers are read: that no deposit is missing is seen by the indices of all
+        deposits, which are in the result. `anchor` as in `read_logs`.
+        """
+        watched = Watched(depositees=vaults, deposit_contracts=frozenset({contract}))
+        options = self._read_options(only=None)
+        checkpoint = options.checkpoint if anchor is None else None  # the anchor is a final block that was read before
+        read = replace(options, every_header=False, all_possible=False, checkpoint=checkpoint)
+        return await self._read_logs(span, LogQuery(watched, topics_of(watched)), anchor, read)
+
+    async def _read_logs(self, span: Span, query: LogQuery, anchor: Hash32 | None, read: ReadOptions) -> LogRange:
         try:
             found = await read_logs(self._open, span, query, anchor, read)
         except ReceiptsUnavailable as error:
             raise await self._with_oldest(error, span) from None
-        if self.anchor is not None and final:
+        if self.anchor is not None and read.is_final:
             await self._check_range(self.anchor, found, every_header=read.every_header)
         return found
 
@@ -352,6 +390,7 @@ class ExecutionChain(PinnedNetwork[RpcNode, Identity, Counters]):
             batch_size=options.batch_size,
             batches_at_once=options.batches_at_once,
             receipt_limit_bytes=options.receipt_limit_bytes,
+            recent=self._recent,
         )
 
     async def _check_range(self, anchor: Anchor, found: LogRange, *, every_header: bool) -> None:
@@ -389,24 +428,34 @@ class ExecutionChain(PinnedNetwork[RpcNode, Identity, Counters]):
     async def read_withdrawals(
         self, span: Span, anchor: Hash32 | None, last_index: int | None
     ) -> list[WithdrawalBlock]:
-        """Every block of `span` with its withdrawals, in order and all from one node, proven as rule C3 says.
+        """Every block of `span` with its withdrawals, in order, proven as rule C3 says.
+
+        Those that are not among the recent blocks are all from one node.
 
         `anchor` is the hash of the block before the span, `last_index` the last withdrawal up to there; the first
         block is held against what of these is given. A block whose withdrawals are not there is never empty.
         """
-        options = self._options
+        options, link = self._options, withdrawals.Link(anchor, last_index)
+        recent = withdrawals.recent_blocks(self._recent.first_of(span), link, strict_times=options.strict)
+        left, link = withdrawals.after(recent, span, link)
+        if left is None:
+            return recent
 
         async def read(node: RpcNode) -> list[WithdrawalBlock]:
             return await withdrawals.read_span(
                 node,
-                span,
-                withdrawals.Link(anchor, last_index),
+                left,
+                link,
                 batch_size=options.batch_size,
                 batches_at_once=options.batches_at_once,
                 strict_times=options.strict,
             )
 
-        return await self._open.ask(read)
+        try:
+            return [*recent, *await self._open.ask(read)]
+        except NodeFault:
+            self._recent.clear()  # a block that a node in use had before may be the one that does not fit
+            raise
 
     async def first_block_at(self, time_s: int) -> int:
         """The first block whose time is `time_s` or later, up to the finalized one (rule C1): by bisection.

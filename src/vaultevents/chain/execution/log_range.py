@@ -14,14 +14,16 @@ import msgspec
 import structlog
 
 from vaultevents.chain.execution import verification
-from vaultevents.chain.execution.blocks import header_call, read_block, read_header
+from vaultevents.chain.execution.blocks import block_answer, header_call, read_block, read_header
 from vaultevents.chain.execution.jsonrpc import Call, RpcFailure, RpcNode, RpcResponse
+from vaultevents.chain.execution.recent_blocks import RecentBlock
 from vaultevents.chain.execution.rpc_errors import Refusal, allowed_blocks, limits_blocks
 from vaultevents.chain.upstream import hex_values
 from vaultevents.chain.upstream.batches import chunks
 from vaultevents.chain.upstream.node import UpstreamTimeout, on_any_replica
+from vaultevents.core.deposits import DEPOSIT_EVENT, decode_deposit
 from vaultevents.core.errors import NodeFault, RangeTooLarge, SourceUnavailable
-from vaultevents.core.logs import REPORT_UPDATED, Header, Log, bloom_may_hold, pairs_of
+from vaultevents.core.logs import REPORT_UPDATED, Header, Log, bloom_may_hold, names_depositee, pairs_of
 from vaultevents.core.registry import Watched
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32, hex_text
@@ -134,7 +136,8 @@ class Claims:
     """What one node claims of a span: its watched logs by block and index, and its headers of the span's ends.
 
     `hashes` has the hash of each block with such logs. Blocks in `unread` are too full for the node to search; `seen`
-    counts all logs that it gave.
+    counts all logs that it gave. `last` is the last block, where it came with logs. `deposits` has the indices of all
+    deposits, for any address, by block and log index.
     """
 
     node: RpcNode
@@ -142,6 +145,8 @@ class Claims:
     hashes: dict[int, Hash32] = field(default_factory=dict)
     unread: set[int] = field(default_factory=set)
     headers: dict[int, Header] = field(default_factory=dict)
+    deposits: dict[tuple[int, int], int] = field(default_factory=dict)
+    last: RecentBlock | None = None
     seen: int = 0
 
     def blocks(self) -> set[int]:
@@ -160,6 +165,7 @@ class _WireLog(msgspec.Struct, rename="camel"):
 
 
 _LOGS = msgspec.json.Decoder(list[_WireLog])
+_DEPOSIT = hex_text(DEPOSIT_EVENT)
 
 
 def content_of(log: Log) -> LogContent:
@@ -173,26 +179,31 @@ async def read_claims(
     query: LogQuery,
     parent: Hash32 | None,
     *,
+    has_first: bool = True,
     has_next: bool = False,
     checkpoint: tuple[int, Hash32] | None = None,
 ) -> Claims:
     """Ask one node which blocks of `span` hold watched logs.
 
-    Its first header must link to `parent`, where given. With `has_next` the block after the span must link to its last
-    one, so that a single altered block is found also at the end of a span. At the number of `checkpoint` the node must
-    have the block with that hash. Raises `NodeFault` for an answer that was not asked for or contradicts these,
-    `SourceUnavailable` where the node cannot answer.
+    With `has_first` the first header is read, which must link to `parent`, where given. With `has_next` the block after
+    the span must link to its last one, so that a single altered block is found also at the end of a span. At the number
+    of `checkpoint` the node must have the block with that hash. Raises `NodeFault` for an answer that was not asked for
+    or contradicts these, `SourceUnavailable` where the node cannot answer.
     """
     claims = Claims(node)
     beside = {span.last + 1} if has_next else set()
+    if has_first:
+        beside.add(span.first)
     if checkpoint is not None:
         beside.add(checkpoint[0])
     position = span.first - 1
     while position < span.last:
         part = await _next_part(node, claims, position + 1, span, query, beside)
-        if position < span.first and parent is not None:
+        if position < span.first and parent is not None and has_first:
             verification.check_parent(node.name, claims.headers[span.first], parent)
         position = part.last
+    if not claims.unread:
+        verification.check_deposits(node.name, [index for _, index in sorted(claims.deposits.items())])
     if has_next:
         verification.check_parent(node.name, claims.headers[span.last + 1], claims.headers[span.last].hash)
     if checkpoint is not None:
@@ -215,15 +226,13 @@ async def _next_part(
 ) -> Span:
     """Ask for the blocks from `first` on, over as many as the node gives at once; return them.
 
-    The headers of blocks `beside` the span come with its last part.
+    The headers of blocks `beside` come with their part; those outside of the span with its last one.
     """
     while True:
         part = Span(first, min(span.last, first + node.log_range.blocks - 1))
-        edges = {part.last}
-        if first == span.first:
-            edges.add(first)
+        edges = {part.last} | {number for number in beside if number in part}
         if part.last == span.last:
-            edges.update(beside)
+            edges.update(number for number in beside if number not in span)
         try:
             await on_any_replica(partial(_ask_part, node, claims, part, sorted(edges), query))
         except RangeTooLarge as refusal:
@@ -255,12 +264,16 @@ async def _ask_part(node: RpcNode, claims: Claims, part: Span, edges: Sequence[i
         number: read_block(node, number, answer).header for number, answer in zip(edges, answers[1:], strict=True)
     }
     claims.headers |= headers
+    claims.last = RecentBlock(
+        headers[part.last], bytes(block_answer(node, part.last, answers[1 + edges.index(part.last)]))
+    )
     _add(claims, logs, part, query)
 
 
 async def _ask_full_block(node: RpcNode, claims: Claims, number: int, edges: Sequence[int], query: LogQuery) -> None:
     """Search a block that the node does not give by topic: by its hash and the watched addresses."""
     claims.headers |= {edge: await read_header(node, edge) for edge in edges}
+    claims.last = None
     calls = [
         hash_call(claims.headers[number].hash, some, query.topics)
         for some in chunks(query.addresses, ADDRESSES_AT_ONCE)
@@ -339,5 +352,18 @@ def _add(claims: Claims, logs: Sequence[_WireLog], span: Span, query: LogQuery) 
         if claims.hashes.setdefault(number, block_hash) != block_hash:
             raise NodeFault(node, f"two logs of block {number} have different block hashes")
         index = hex_values.quantity(node, f"the index of a log in block {number}", log.log_index)
+        if topic == _DEPOSIT and not _is_for_depositee(claims, log, (number, index), query.watched):
+            continue
         content = address, tuple(map(str.lower, log.topics)), log.data.lower(), log.transaction_hash.lower()
         claims.logs.setdefault(number, {})[index] = content
+
+
+def _is_for_depositee(claims: Claims, log: _WireLog, place: tuple[int, int], watched: Watched) -> bool:
+    """Note the index of a deposit, and test whether it pays one of the vaults that are looked for."""
+    node, number = claims.node.name, place[0]
+    data = hex_values.data(node, f"the data of a log in block {number}", log.data)
+    deposit = decode_deposit(data)
+    if deposit is None:
+        raise NodeFault(node, f"a deposit in block {number} does not have the form of the deposit contract")
+    claims.deposits[place] = deposit.index
+    return names_depositee(data, watched)

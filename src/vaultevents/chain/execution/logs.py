@@ -10,7 +10,7 @@ A node whose claim is disproved is set aside with the proof. Nodes that disagree
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import TypeVar
@@ -28,6 +28,7 @@ from vaultevents.chain.execution.verification import check_times
 from vaultevents.chain.upstream.batches import chunks
 from vaultevents.chain.upstream.node import DataUnavailable
 from vaultevents.chain.upstream.pool import NodePool
+from vaultevents.core.deposits import DEPOSIT_EVENT, decode_deposit
 from vaultevents.core.errors import ChainDisagreement, SourceUnavailable
 from vaultevents.core.logs import Header, Log
 from vaultevents.core.spans import Span
@@ -47,7 +48,8 @@ class LogRange:
     In chain order and proven. `times_s` has the times of these blocks; `last` is the header of the span's last block,
     `parent` the hash of the block before the span, and `headers` are all that were read. `seen` counts the logs that
     nodes gave, `witnesses` the nodes that answered. `unverified` is the first block whose header or receipts are of a
-    form that this version does not know.
+    form that this version does not know. `deposits` has the block of each deposit of the span by its index, where these
+    are looked for.
     """
 
     logs: list[Log]
@@ -58,6 +60,7 @@ class LogRange:
     seen: int = 0
     witnesses: int = 0
     unverified: int | None = None
+    deposits: Mapping[int, int] = field(default_factory=dict)
 
 
 async def read_logs(
@@ -70,7 +73,15 @@ async def read_logs(
     """
     has_next = options.is_final and options.anchored is not None and span.last < options.anchored.number
     answers = await nodes.ask_each(
-        partial(read_claims, span=span, query=query, parent=parent, has_next=has_next, checkpoint=options.checkpoint),
+        partial(
+            read_claims,
+            span=span,
+            query=query,
+            parent=parent,
+            has_first=not options.every_header,
+            has_next=has_next,
+            checkpoint=options.checkpoint,
+        ),
         most=options.most,
         only=options.only,
         urgent=options.urgent,
@@ -125,25 +136,45 @@ class _Reading:
         """Read what is needed of the headers; with every one of them, all are linked down from the last block."""
         if self._options.every_header:
             last = self._headers[self._span.last]
-            read = partial(self._linked_headers, last=last)
-            self._headers = {header.number: header for header in await self._ask(read)}
+            headers = self._recent_headers(last)
+            if headers is None:
+                headers = await self._ask(partial(self._linked_headers, last=last))
+            self._headers = {header.number: header for header in headers}
         await self._agree_on_unknown()
 
+    def _recent_headers(self, last: Header) -> list[Header] | None:
+        """The headers down from the last one, where another stream has read them; they hash to their hashes."""
+        headers = self._options.recent.linked_to(last.hash, self._span)
+        if headers is None or (self._parent is not None and headers[0].parent_hash != self._parent):
+            return None
+        return headers
+
     async def _linked_headers(self, node: RpcNode, last: Header) -> list[Header]:
-        options = self._options
+        """Read the headers before `last`, which came with the claims, and link it to them."""
+        options, span, content = self._options, self._span, self._claims[0].last
+        recent = options.recent if options.is_final else None
+        is_known = content is not None and len(span) > 1
         headers = await read_linked_headers(
             node,
-            self._span,
+            Span(span.first, span.last - 1) if is_known else span,
             self._parent,
             strict_times=options.strict,
             batch_size=options.batch_size,
             at_once=options.batches_at_once,
+            recent=recent,
         )
-        if headers[-1].hash != last.hash:
+        newest = headers[-1]
+        wanted = last.parent_hash if is_known else last.hash
+        if newest.hash != wanted:
             raise SourceUnavailable(
-                node.name, f"gives block {last.number} as {hex_text(headers[-1].hash)}, not as {hex_text(last.hash)}"
+                node.name, f"gives block {newest.number} as {hex_text(newest.hash)}, not as {hex_text(wanted)}"
             )
-        return headers
+        if not is_known:
+            return headers
+        check_times(node.name, newest, last, strict_times=options.strict)
+        if recent is not None and content is not None:
+            recent.add([content])
+        return [*headers, last]
 
     async def _agree_on_unknown(self) -> None:
         """Hold headers of a form that is not known against those of every other node that answered (EIPs to come)."""
@@ -351,4 +382,17 @@ class _Reading:
             max(claims.seen for claims in self._claims),
             len(self._claims),
             min(unknown, default=None),
+            self._deposits(),
         )
+
+    def _deposits(self) -> dict[int, int]:
+        """The blocks of the deposits that any node claims, and of those in blocks that were read, by index."""
+        found = {index: place[0] for claims in self._claims for place, index in claims.deposits.items()}
+        contracts = self._query.watched.deposit_contracts
+        for block in self._blocks.values():
+            for log in block.logs:
+                if log.topics[0] == DEPOSIT_EVENT and log.address in contracts:
+                    deposit = decode_deposit(log.data)
+                    if deposit is not None:
+                        found[deposit.index] = block.header.number
+        return found

@@ -39,6 +39,13 @@ def check_parent(node: str, header: Header, parent: Hash32) -> None:
         raise NodeFault(node, f"block {header.number} is not linked to block {header.number - 1} ({hex_text(parent)})")
 
 
+def check_deposits(node: str, indices: Sequence[int]) -> None:
+    """Check that deposits have consecutive indices: the deposit contract counts all of them without gaps."""
+    for before, after in pairwise(indices):
+        if after != before + 1:
+            raise NodeFault(node, f"its deposits have a gap or are out of order: deposit {after} follows {before}")
+
+
 class BloomMatcher:
     """Tests blooms for watched pairs, so arranged that a bloom with few bits is compared with few of them."""
 

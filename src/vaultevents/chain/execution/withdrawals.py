@@ -10,9 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
+
 from vaultevents.chain.execution import wire
 from vaultevents.chain.execution.blocks import block_answer, header_call, must_have, read_header
 from vaultevents.chain.execution.jsonrpc import RpcFailure, RpcNode
+from vaultevents.chain.execution.recent_blocks import RecentBlock
 from vaultevents.chain.execution.verification import check_links
 from vaultevents.chain.upstream.batches import chunks, together
 from vaultevents.chain.upstream.node import on_any_replica
@@ -23,6 +26,7 @@ from vaultevents.core.units import Hash32, hex_text
 from vaultevents.core.withdrawals import IndexGap, WithdrawalBlock, last_index_after
 
 _NARROWING = 64
+_RECENT = "blocks that were read before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,30 @@ class Link:
 
     block_hash: Hash32 | None
     last_index: int | None
+
+
+def recent_blocks(recent: Iterable[RecentBlock], link: Link, *, strict_times: bool) -> list[WithdrawalBlock]:
+    """Decode blocks that were read before; none where they do not follow `link` or lack withdrawals."""
+    blocks: list[WithdrawalBlock] = []
+    try:
+        for block in recent:
+            number = block.header.number
+            decoded = wire.withdrawal_block(_RECENT, msgspec.Raw(block.content), number=number)
+            assert decoded is not None
+            blocks.append(decoded)
+        check(_RECENT, blocks, link, strict_times=strict_times)
+    except SourceUnavailable:
+        return []
+    return blocks
+
+
+def after(blocks: Sequence[WithdrawalBlock], span: Span, link: Link) -> tuple[Span | None, Link]:
+    """What of `span` is left behind its first `blocks`, None for nothing, and what it follows; `link` is before it."""
+    if not blocks:
+        return span, link
+    last = blocks[-1]
+    left = None if last.number == span.last else Span(last.number + 1, span.last)
+    return left, Link(last.hash, last_index_after(blocks, link.last_index))
 
 
 async def read_span(
