@@ -6,8 +6,8 @@ service is that of the chain: each 12 s a block is mined, every live stream and 
 audit as often as it does at that interval. The configurations:
 
 - `two`: two execution nodes and a beacon node, the whole day;
-- `deposits`: the same, where the beacon node refuses the list of all validators; a quarter of the day, times four;
-- `lone`: one execution node and a beacon node. Its receipts take long to prove: a tenth of the day, times ten.
+- `deposits`: the same, where the beacon node refuses the list of all validators; a seventh of the day, times 7;
+- `lone`: one execution node and a beacon node. Its receipts take long to prove: a seventh of the day, times 7.
 
 `live` and `audit` are calls of a day; a call of a JSON-RPC batch counts as one, as providers bill it. HyperIndex and
 Ponder asked 18,167 and 19,190 times for 18,000 blocks with logs; the figures are scaled to the blocks of a day.
@@ -66,7 +66,7 @@ BLOCKS, EPOCH, VAULTS, VALIDATORS, STRANGERS = 7200, 32, 20, 200, 400
 EVENTS, FOREIGN, WITHDRAWALS = 100, 2000, 16
 BEFORE, WARM = 4 * EPOCH, 4 * EPOCH
 """Blocks before the service starts, and while it reads them, until the day begins."""
-PARTS: dict[Name, int] = {"two": 1, "deposits": 4, "lone": 10}
+PARTS: dict[Name, int] = {"two": 1, "deposits": 7, "lone": 7}
 GOAL = 12_000
 COMPARED_BLOCKS, COMPARED = 18_000, {"hyperindex": 18_167, "ponder": 19_190}
 ORACLE = b"\x0a" * 20
