@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -31,6 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     unmarked = [item.nodeid for item in items if not KINDS & {mark.name for mark in item.iter_markers()}]
     if unmarked:
         raise pytest.UsageError(f"mark these tests with one of {sorted(KINDS)}: {unmarked[:5]}")
+
+
+_RECURSION_LIMIT = sys.getrecursionlimit()
+
+
+def pytest_runtest_setup() -> None:
+    """Restore the limit, which libraries of the consensus spec raise so far that deep JSON would end the process."""
+    sys.setrecursionlimit(_RECURSION_LIMIT)
 
 
 _IN_MEMORY = "TEST_SERVERS_IN_MEMORY"  # the variable that names the directory of the servers to the workers

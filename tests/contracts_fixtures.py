@@ -80,8 +80,7 @@ class Protocol:
             size = min(VAULTS_AT_ONCE, count - begun)
             data = evm.call_data("createMany(uint256,address,address)", size, self.admin, operator or self.operator)
             self.chain.submit(self.factory, data, size, gas=MANY_GAS)
-            if begun + size == count or begun // VAULTS_AT_ONCE % 2:
-                self.chain.mine()
+            self.chain.mine()
 
     def disconnect(self, created: CreatedVault) -> None:
         """Begin to disconnect a vault; `isPendingDisconnect` from then on."""

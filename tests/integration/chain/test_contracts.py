@@ -225,8 +225,11 @@ async def test_web3_itself_gives_the_same_answers(
 ) -> None:
     """Each function without arguments, through the whole request path of web3."""
     assert pool.queue is not None and pool.pool is not None
+    token = Address(protocol.chain.deploy("ERC20", "stETH"))
+    protocol.chain.finalize()
     addresses = {
         "Dashboard": vault.dashboard,
+        "ERC20": token,
         "LazyOracle": protocol.oracle,
         "LidoLocator": protocol.locator,
         "OssifiableProxy": pool.queue,
