@@ -152,7 +152,7 @@ async def open_protocol(
 async def _readable(first: int, chain: ExecutionChain, head: int) -> tuple[Span, int | None]:
     """The blocks from `first` to `head` whose logs nodes have, and the first of them where it is not `first`."""
     first = min(max(1, first), head)
-    oldest = await chain.oldest_receipts(Span(first, head))
+    oldest = await chain.oldest_with_receipts(Span(first, head))
     if oldest is None or oldest == first:
         return Span(first, head), None
     return Span(oldest, head), oldest

@@ -351,10 +351,6 @@ class ExecutionChain(PinnedNetwork[RpcNode, Identity, Counters]):
                 found.setdefault(number, []).extend(logs.values())
         return found
 
-    async def oldest_receipts(self, span: Span) -> int | None:
-        """Return the first block of `span` from which on a node gives receipts; None where it gives none at all."""
-        return await oldest_with_receipts(self._open, span)
-
     async def _with_oldest(self, error: ReceiptsUnavailable, span: Span) -> ReceiptsUnavailable:
         """The error with the first block from which on the nodes give receipts, which is looked for now and then."""
         head, now = self._confirmed, time.monotonic()
