@@ -137,13 +137,12 @@ def anvil() -> NoReturn:
 
 def bench(arguments: list[str]) -> int:
     environment("test")
-    names = sorted(p.stem.replace("_", "-") for p in (ROOT / "bench").glob("*.py") if not p.stem.startswith("_"))
-    name = "".join(arguments[:1]).replace("_", "-")
-    if name == "requests":
-        name = "node-requests"  # a file requests.py would hide the package of that name
-    if name not in names:
-        stop(f"usage: python3 dev.py bench NAME [--json], NAME one of: {', '.join(names) or '(none yet)'}")
-    return run(str(ROOT / "bench" / f"{name.replace('-', '_')}.py"), *arguments[1:])
+    files = {p.stem.replace("_", "-"): p for p in sorted((ROOT / "bench").glob("*.py")) if not p.stem.startswith("_")}
+    files["requests"] = files.pop("node-requests")  # a file requests.py would hide the package of that name
+    path = files.get("".join(arguments[:1]).replace("_", "-"))
+    if path is None:
+        stop(f"usage: python3 dev.py bench NAME [--json], NAME one of: {', '.join(sorted(files))}")
+    return run(str(path), *arguments[1:])
 
 
 def main(arguments: list[str]) -> int:  # noqa: RET503 - execv does not return
