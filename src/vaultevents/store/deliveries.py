@@ -2,9 +2,6 @@
 
 A claim leases what it takes, with a fresh token and until a moment. Dispatchers end the leases whose time is over:
 then what a dead process held is due again. Every later write names the token: without its lease it changes nothing.
-
-Claims and accepted attempts do not wait for the disk: what a crash of PostgreSQL forgets is attempted again (decision
-0049).
 """
 
 from __future__ import annotations
@@ -146,11 +143,7 @@ async def claim(database: Database, request: ClaimRequest) -> Claim:
     return claimed(rows, request)
 
 
-_CLAIM = """
-with claimed as materialized (select * from claim_due($1)),
-    committed as materialized (select commit_without_wait(count(*)) from claimed)
-select claimed.*, null::bigint[] as lost from claimed, committed
-"""
+_CLAIM = "select *, null::bigint[] as lost from claim_due($1)"
 _UNRESTRICTED: Final = 1_000_000
 
 
@@ -199,11 +192,7 @@ async def settle_and_claim(
     return None if lost is None else Settled(len(accepted) - len(lost)), claimed(rows, request)
 
 
-_SETTLE_AND_CLAIM = """
-with claimed as materialized (select * from settle_and_claim($1, $2)),
-    committed as materialized (select commit_without_wait(count(*)) from claimed)
-select claimed.* from claimed, committed
-"""
+_SETTLE_AND_CLAIM = "select * from settle_and_claim($1, $2)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,18 +191,6 @@ begin
 end $$;
 COMMENT ON FUNCTION vaultevents.claim_due(request vaultevents.claim_request) IS 'Lease up to `wanted` due deliveries until `lease_s` seconds from now. Webhooks take turns, beginning after `after_webhook`; each gets its free slots: `per_webhook`, or those that `limited` and `limits` name for it. A webhook that has been parked has one slot until its failures are forgotten, for the oldest due retry, else a first attempt. Otherwise first attempts go before retries. Webhooks that are not `proven` have at most `per_unproven` slots; those of the accounts `closed` have none.';
 
-CREATE FUNCTION vaultevents.commit_without_wait(claimed bigint) RETURNS boolean
-    LANGUAGE plpgsql
-    AS $$
-begin
-    if exists (select from events where near_head) then
-        return false;
-    end if;
-    perform set_config('synchronous_commit', 'off', true);
-    return true;
-end $$;
-COMMENT ON FUNCTION vaultevents.commit_without_wait(claimed bigint) IS 'Let this transaction, which claimed so many deliveries, commit before it is on disk, unless there are events near the head. If PostgreSQL crashes, claims and accepted attempts of the last second are forgotten: their deliveries are attempted again, under the same id. Near the head it must be remembered which attempts were started, since the event may be orphaned. The argument makes sure that the claim comes first.';
-
 CREATE FUNCTION vaultevents.count_rows() RETURNS trigger
     LANGUAGE plpgsql
     AS $$

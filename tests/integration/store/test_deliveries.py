@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
 
 import pytest
 
@@ -31,7 +30,7 @@ from store_factories import (
 from timeouts import WAIT_TIMEOUT_S
 from vaultevents.core.sealing import SealBroken, Secret, open_sealed, seal
 from vaultevents.store import deliveries, status
-from vaultevents.store.deliveries import ClaimRequest, Delivery, next_due_s, settle, settle_and_claim
+from vaultevents.store.deliveries import Delivery, next_due_s, settle
 from vaultevents.store.pool import Database
 from vaultevents.store.rotation import sealed_key_ids
 from vaultevents.store.status import count_by_state
@@ -71,23 +70,6 @@ async def test_claims_take_the_longest_due_first_and_no_more_than_asked_for(any_
     claimed = [{delivery.id for delivery in (await take(any_database, limit)).deliveries} for limit in (1, 2, 9, 9)]
     assert claimed == [{3}, {1, 5}, {4}, set()]
     assert [one.deliveries for one in (await take(any_database), await take(any_database))] == [(), ()]
-
-
-@pytest.mark.parametrize(("near_head", "mode"), [(False, "off"), (True, "on")])
-async def test_only_near_the_head_a_claim_waits_for_the_disk(database: Database, near_head: bool, mode: str) -> None:
-    """Decision 0049: an attempt near the head must not be forgotten, since its event may be orphaned."""
-    await some_deliveries(database, 2)
-    await change(database, f"update events set near_head = {near_head}")
-    await change(database, "create table modes (setting text)")
-    (guarded,) = await values(database, "select pg_get_functiondef('commit_without_wait(bigint)'::regprocedure)")
-    recorded = guarded.replace("begin\n", "begin set local synchronous_commit = on;\n").replace(
-        "return ", "insert into modes values (current_setting('synchronous_commit')); return "
-    )
-    assert recorded != guarded
-    await change(database, recorded)
-    (first,) = (await take(database, 1)).deliveries
-    await settle_and_claim(database, [settlement(first)], ClaimRequest(1, uuid4(), LEASE_S))
-    assert await values(database, "select setting from modes") == [mode, mode]
 
 
 async def test_two_claimers_share_the_work(any_database: Database) -> None:

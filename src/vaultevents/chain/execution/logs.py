@@ -71,29 +71,40 @@ async def read_logs(
     Raises `ChainDisagreement` where nodes give different final blocks, `NodeFault` and `SourceUnavailable` where no
     node gives what can be proven.
     """
-    has_next = options.is_final and options.anchored is not None and span.last < options.anchored.number
-    answers = await nodes.ask_each(
-        partial(
-            read_claims,
-            span=span,
-            query=query,
-            parent=parent,
-            has_first=not options.every_header,
-            has_next=has_next,
-            checkpoint=options.checkpoint,
-        ),
-        most=options.most,
-        only=options.only,
-        urgent=options.urgent,
-    )
-    reading = _Reading(
-        nodes, span, query, parent, options, _same_chain([claims for _, claims in answers], span, options)
-    )
+    claims = await _all_claims(nodes, span, query, parent, options, has_first=not options.every_header)
+    if parent is not None and len({found.headers[span.last].hash for found in claims}) > 1:
+        # a node of another chain is found by its first block, which does not link to what was read before
+        claims = await _all_claims(nodes, span, query, parent, options, has_first=True)
+    reading = _Reading(nodes, span, query, parent, options, _same_chain(claims, span, options))
     await reading.read_headers()
     await reading.prove(reading.claimed())
     await reading.prove_possible()
     reading.check_times()
     return reading.result()
+
+
+async def _all_claims(
+    nodes: NodePool[RpcNode],
+    span: Span,
+    query: LogQuery,
+    parent: Hash32 | None,
+    options: ReadOptions,
+    *,
+    has_first: bool,
+) -> list[Claims]:
+    """What each node that answers claims about the span."""
+    has_next = options.is_final and options.anchored is not None and span.last < options.anchored.number
+    read = partial(
+        read_claims,
+        span=span,
+        query=query,
+        parent=parent,
+        has_first=has_first,
+        has_next=has_next,
+        checkpoint=options.checkpoint,
+    )
+    answers = await nodes.ask_each(read, most=options.most, only=options.only, urgent=options.urgent)
+    return [claims for _, claims in answers]
 
 
 def _same_chain(claims: list[Claims], span: Span, options: ReadOptions) -> list[Claims]:
