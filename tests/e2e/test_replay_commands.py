@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from command_line import Place, asking, delivered, place, wanted
-from timeouts import until
+from timeouts import WAIT_TIMEOUT_S, until
 from vaultevents.chain.upstream.redaction import node_name
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.receivers import Hook
@@ -42,6 +43,9 @@ async def test_run_delivers_and_replay_finds_the_same(here: Place, server: Serve
     await until(lambda: delivered(hook).keys() >= wanted(here.simulation, "acme"))
     beside = await here.status()
     assert beside["deliveries"].keys() == {"delivered"}
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
+        while not any(audit["position"] >= audit["first"] for audit in (await here.status())["audits"]):
+            await asyncio.sleep(0.1)
     ended = (await running.end(signal.SIGTERM)).ok()
 
     events = here.simulation.expected()
