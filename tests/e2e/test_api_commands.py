@@ -30,6 +30,7 @@ from command_line import PROGRAM, Ended, Place, asking, place
 from vaultevents.api.problems import CODES
 from vaultevents.core.rsakeys import fingerprint, parse_public_key
 from vaultevents.devnet.simulation import Simulation
+from vaultevents.store import apikeys
 from vaultevents.store.postgres.embedded import ServerAddress
 
 pytestmark = pytest.mark.e2e
@@ -260,12 +261,14 @@ async def test_the_life_of_a_key(here: Place) -> None:
         public = (await here.run(*rotate)).ok().json["publicKeys"]
         assert [one["fingerprint"] for one in public] == [fingerprint_of(rsa(number)) for number in range(3)]
         assert [one["validUntil"] is None for one in public] == [False, False, True]
+        await asyncio.sleep(apikeys.MAX_AGE_S)  # the API has the former keys for so long
         for key_file in ("private.pem", "new-private.pem"):
             refused = await asked(here, url, api_key, key_file=key_file)
             assert refused.error.startswith("credentials_invalid: ")
         (await asked(here, url, api_key, key_file="third-private.pem")).ok()
 
         assert f"Revoked key {key_id} of account acme" in (await here.run("key", "revoke", key_id)).ok().stdout
+        await asyncio.sleep(apikeys.MAX_AGE_S)
         gone = await asked(here, url, api_key, key_file="third-private.pem")
         assert gone.error.startswith("credentials_invalid: ")
     assert "revoked" in (await here.run("key", "list")).ok().stdout
