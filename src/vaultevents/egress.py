@@ -125,9 +125,7 @@ class Guard(AbstractResolver):
 
     async def addresses(self, host: str, port: int) -> list[ResolveResult]:
         """`resolve`, also for an address written in the URL, which needs no look-up and is judged the same."""
-        try:
-            ip_address(host)
-        except ValueError:
+        if not is_address(host):
             return await self.resolve(host, port)
         self.check(host, host, port)
         return [_resolved(host, host, port)]
@@ -190,11 +188,17 @@ class Guard(AbstractResolver):
 
         Raises `EgressRefused`.
         """
-        try:
-            ip_address(host)
-        except ValueError:
-            return
-        self.check(host, host, port)
+        if is_address(host):
+            self.check(host, host, port)
+
+
+def is_address(host: str) -> bool:
+    """Test whether the host of a URL is an IP address, not a name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _resolved(host: str, address: str, port: int) -> ResolveResult:

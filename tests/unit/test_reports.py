@@ -26,7 +26,7 @@ from vaultevents.core.reports import (
     ReportLog,
     decode,
     decode_all,
-    decode_latest,
+    latest_report,
     observe,
     read_report,
 )
@@ -115,17 +115,15 @@ def test_a_report_of_no_vault_is_empty_and_one_with_half_of_that_is_not() -> Non
     assert not PUBLISHED.is_empty
 
 
-def test_the_latest_report_of_an_oracle_is_decoded() -> None:
-    words = [PUBLISHED.timestamp.to_bytes(32), PUBLISHED.ref_slot.to_bytes(32), PUBLISHED.root]
-    answer = b"".join([*words, (128).to_bytes(32)]) + abi_string(PUBLISHED.cid.encode())[32:]
-    found = decode_latest(answer, PUBLISHED.address)
+def test_the_latest_report_of_an_oracle_has_no_block() -> None:
+    returned = PUBLISHED.timestamp, PUBLISHED.ref_slot, PUBLISHED.root
+    found = latest_report(*returned, PUBLISHED.cid, PUBLISHED.address)
     assert found is not None
     same = replace(PUBLISHED, block_number=found.block_number, block_time_ms=found.block_time_ms)
     assert found == replace(same, tx_hash=found.tx_hash, log_index=found.log_index)
     assert read_report(SAMPLE, found).root == ROOT
-    assert decode_latest(answer[:100], PUBLISHED.address) is None
-    assert decode_latest(b"".join([*words, (96).to_bytes(32)]) + answer[128:], PUBLISHED.address) is None
-    assert decode_latest(b"", PUBLISHED.address) is None
+    for cid in ("with space", "Qm\n", "Qm\u00e9", "Qm\x00"):
+        assert latest_report(*returned, cid, PUBLISHED.address) is None
 
 
 CID = PUBLISHED.cid.encode()

@@ -116,22 +116,14 @@ def decode_all(logs: Iterable[Log], times_s: Mapping[int, int]) -> tuple[list[Re
     )
 
 
-LATEST_REPORT: Final = keccak(b"latestReportData()")[:4]
-
-
-def decode_latest(answer: bytes, oracle: Address) -> ReportLog | None:
-    """Decode what `latestReportData()` of an oracle returns; None for another form.
+def latest_report(timestamp: int, ref_slot: int, root: Hash32, cid: str, oracle: Address) -> ReportLog | None:
+    """Return the report of what `latestReportData()` of an oracle returns; None where its CID is no printable ASCII.
 
     It has no block: the result serves to fetch and verify the report's file, not to derive events.
     """
-    words, rest = answer[:128], answer[128:]
-    cid = _cid_text((32).to_bytes(32) + rest)
-    if len(words) < 128 or int.from_bytes(words[96:]) != 128 or cid is None:
+    if not cid.isascii() or not _CID_TEXT.fullmatch(cid.encode()):
         return None
-    timestamp, ref_slot = int.from_bytes(words[:32]), int.from_bytes(words[32:64])
-    return ReportLog(
-        timestamp, ref_slot, Hash32(words[64:96]), cid, BlockNumber(0), timestamp * 1000, Hash32(bytes(32)), 0, oracle
-    )
+    return ReportLog(timestamp, ref_slot, root, cid, BlockNumber(0), timestamp * 1000, Hash32(bytes(32)), 0, oracle)
 
 
 def _cid_text(data: bytes) -> str | None:

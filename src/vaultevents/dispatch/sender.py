@@ -18,7 +18,6 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, Self
@@ -30,7 +29,7 @@ from vaultevents.core.errors import InputError, LocalFault
 from vaultevents.core.proxies import Proxy
 from vaultevents.core.timing import NO_TIMING, Timing
 from vaultevents.dispatch.http_client import Connection, Malformed, Pool, ReceiverResponse
-from vaultevents.egress import KEEP_ALIVE_S, EgressRefused, Guard, tls_context
+from vaultevents.egress import KEEP_ALIVE_S, EgressRefused, Guard, is_address, tls_context
 from vaultevents.proxy import ProxyRefused, dial_proxy, open_tunnel
 
 log = structlog.get_logger("sender")
@@ -312,7 +311,7 @@ class Sender:
             raise _NotConnected(kind, address) from None
         encrypted_s = self._clock()
         timing = Timing(
-            dns_ms=None if self._proxy is not None or _is_address(origin.host) else _ms(known_s - started_s),
+            dns_ms=None if self._proxy is not None or is_address(origin.host) else _ms(known_s - started_s),
             connect_ms=_ms(connected_s - known_s),
             tls_ms=_ms(encrypted_s - connected_s) if origin.is_tls else None,
         )
@@ -355,14 +354,6 @@ def _reply(answer: ReceiverResponse, address: str | None, started_s: float, ende
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _printable(data: bytes) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator
 from functools import partial
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from vaultevents.config import Settings
 from vaultevents.core.errors import VaulteventsError
 from vaultevents.core.findings import Finding, failed, passed, warned
 from vaultevents.core.proxies import Proxy
+from vaultevents.egress import is_address
 from vaultevents.probes.probe import Probe
 from vaultevents.probes.shared import Shared
 from vaultevents.resolver import SystemLookup
@@ -74,20 +74,12 @@ async def _resolver(shared: Shared) -> AsyncIterator[Finding]:
 
 async def _needs_names(shared: Shared) -> bool:
     url = shared.settings.operator.webhook_url
-    if url is not None and not _is_address(urlsplit(url.get_secret_value()).hostname or ""):
+    if url is not None and not is_address(urlsplit(url.get_secret_value()).hostname or ""):
         return True
     try:
         return await webhooks_by_name(await shared.database())
     except VaulteventsError:
         return False
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 async def _operator_webhook(settings: Settings) -> AsyncIterator[Finding]:

@@ -12,13 +12,14 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from vaultevents.chain.execution.client import ExecutionChain, HeadPolicy, Identity, Reverted
+from vaultevents.chain.execution.client import ExecutionChain, HeadPolicy, Identity
+from vaultevents.chain.execution.contracts import ContractCall, calls
 from vaultevents.chain.ipfs import IpfsClient
 from vaultevents.config import Settings
 from vaultevents.core.errors import ConfigError, InputError, VaulteventsError
 from vaultevents.core.networks import Network
 from vaultevents.core.registry import Watched
-from vaultevents.core.reports import LATEST_REPORT, ReportLog, decode_all, decode_latest
+from vaultevents.core.reports import ReportLog, decode_all, latest_report
 from vaultevents.core.spans import Span
 from vaultevents.egress import Guard
 from vaultevents.store.network import pinned
@@ -186,12 +187,15 @@ class Shared:
 
     async def _report_of_state(self) -> NewestReport:
         chain = await self.chain()
+        oracles = sorted(self.settings.watched_oracles)
+        answers = await calls(chain, [ContractCall("LazyOracle", oracle, "latestReportData") for oracle in oracles])
         reports = []
-        for oracle in self.settings.watched_oracles:
-            answer = await chain.call(oracle, LATEST_REPORT)
-            report = None if isinstance(answer, Reverted) else decode_latest(answer, oracle)
-            if report is not None and not report.is_empty and report.cid:
-                reports.append(report)
+        for oracle, answer in zip(oracles, answers, strict=True):
+            if isinstance(answer, tuple):
+                timestamp, ref_slot, root, cid = answer
+                report = latest_report(timestamp, ref_slot, root, cid, oracle)
+                if report is not None and not report.is_empty and report.cid:
+                    reports.append(report)
         return NewestReport(max(reports, key=lambda log: log.timestamp, default=None), "latestReportData()")
 
     async def _report_of_logs(self) -> NewestReport:
