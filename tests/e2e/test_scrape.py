@@ -74,7 +74,7 @@ async def all_delivered(here: Place, hooks: Mapping[str, Hook]) -> set[str]:
     for _ in range(10):
         here.simulation.step()
     await until(lambda: all(delivered(hook).keys() >= wanted(here.simulation, one) for one, hook in hooks.items()))
-    return {event_id for one in hooks for event_id in wanted(here.simulation, one)}
+    return {event_id for hook in hooks for event_id in wanted(here.simulation, hook)}
 
 
 def leaks(text: str, canaries: Iterable[str]) -> set[str]:

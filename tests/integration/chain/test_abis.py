@@ -15,9 +15,10 @@ import evm
 from vaultevents.chain.execution import contracts
 from vaultevents.chain.execution.contract_calls import Reverted
 from vaultevents.chain.execution.contracts import CONTRACTS, Abi, read_abi
-from vaultevents.core.logs import ETHER_FUNDED, REPORT_UPDATED, WITHDRAWAL_CLAIMED
+from vaultevents.core.logs import ETHER_FUNDED, REPORT_UPDATED, WITHDRAWAL_CLAIMED, Log
 from vaultevents.core.reports import LEAF_ENCODING, UPDATE_VAULT_DATA
 from vaultevents.core.reverts import MEANINGS, revert_reason
+from vaultevents.core.units import Address, Hash32
 
 pytestmark = pytest.mark.integration
 
@@ -47,7 +48,7 @@ def described(entry: dict[str, Any]) -> str:
     """The signature as in the file of hashes: of an event with what is indexed."""
     if entry["type"] != "event":
         return signature(entry)
-    inputs = (kind_of(one) + " indexed" * one["indexed"] for one in entry["inputs"])
+    inputs = (kind_of(field) + " indexed" * field["indexed"] for field in entry["inputs"])
     return f"{entry['name']}({', '.join(inputs)})"
 
 
@@ -133,7 +134,7 @@ def test_the_calldata_of_reports_is_that_of_the_abi() -> None:
     selector = HASHES["LazyOracle"]["functions"]
     assert "0x" + UPDATE_VAULT_DATA.hex() == selector[f"updateVaultData({','.join(LEAF_ENCODING)},bytes32[])"]
     update = next(entry for entry in read_abi("LazyOracle") if entry["name"] == "updateVaultData")
-    assert [one["type"] for one in update["inputs"]] == [*LEAF_ENCODING, "bytes32[]"]
+    assert [field["type"] for field in update["inputs"]] == [*LEAF_ENCODING, "bytes32[]"]
 
 
 def test_each_file_is_a_known_contract() -> None:
@@ -163,3 +164,18 @@ def test_a_changed_entry_is_named() -> None:
     connection = next(entry for entry in abi if entry["name"] == "vaultConnection")
     connection["outputs"][0]["components"][1]["type"] = "uint128"
     assert list(unlike(abi, compiled)) == ["vaultConnection(address)"]
+
+
+def test_a_string_that_is_cut_or_has_another_offset_is_of_no_abi() -> None:
+    event, word = "VaultsReportDataUpdated", bytes(31) + b"\1"
+    topics = (contracts.event_topic("LazyOracle", event), *[Hash32(word)] * 3)
+    whole = (32).to_bytes(32) + (2).to_bytes(32) + b"Qm".ljust(32, b"\0")
+
+    def decoded(data: bytes) -> dict[str, object]:
+        log = Log(Address(bytes(20)), topics, data, 1, Hash32(word), Hash32(word), 0)
+        return contracts.decode_log("LazyOracle", event, log)
+
+    assert decoded(whole)["cid"] == "Qm"
+    for data in (b"", whole[:-32], whole[:70], (64).to_bytes(32) + whole[32:], whole + bytes(32)):
+        with pytest.raises(contracts.ContractMismatch, match=event):
+            decoded(data)

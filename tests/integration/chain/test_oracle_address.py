@@ -62,6 +62,6 @@ async def test_calldata_that_would_revert_is_reported_with_its_reason_and_nothin
     async with ExecutionChain([chain.url], head=HeadPolicy()) as node:
         with capture_logs() as logs:
             await _simulate(node, stored, seen)
-    (reported,) = [one for one in logs if one["event"] == "calldata_reverts"]
+    (reported,) = [line for line in logs if line["event"] == "calldata_reverts"]
     assert reported["vault"] == checksum(NOBODY)
     assert reported["reason"].startswith("InvalidProof")

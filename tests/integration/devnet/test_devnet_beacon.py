@@ -250,7 +250,11 @@ def test_every_simulation_contains_every_awkward_validator(seed: int) -> None:
     assert any(one.exit and not one.slashed for one in own)
     assert any(one.appended_slot > 0 and one.activation for one in own)
     assert any(one.activation is None for one in own)
-    ends = {one.index: simulation.chain.last_block_at(one.drained_slot) for one in own if one.drained_slot}
+    ends = {
+        validator.index: simulation.chain.last_block_at(validator.drained_slot)
+        for validator in own
+        if validator.drained_slot
+    }
     paid = [
         withdrawal
         for index, block in ends.items()

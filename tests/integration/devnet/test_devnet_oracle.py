@@ -43,7 +43,7 @@ def published(simulation: Simulation) -> list[Publication]:
 
 
 def of_the_oracle(simulation: Simulation) -> list[Publication]:
-    return [one for one in published(simulation) if one.emitter == simulation.lazy_oracle]
+    return [report for report in published(simulation) if report.emitter == simulation.lazy_oracle]
 
 
 # The published sample, whose calldata the compiled contract has accepted
@@ -105,7 +105,7 @@ def test_a_deck_holds_every_kind_of_publication(seed: int) -> None:
     sizes = [len(one.calldata) for one in own if one.cid]
     assert [one for one in own if not one.cid and one.root == bytes(32) and not one.calldata]
     assert len(vaults) - 1 in sizes and len(vaults) in sizes
-    assert max(len(simulation.report_files[one.cid]) for one in own if one.cid) > 262_144
+    assert max(len(simulation.report_files[report.cid]) for report in own if report.cid) > 262_144
     blocks = [[log.log.address for log in simulation.chain.logs(n, n, [REPORT_TOPIC])] for n in range(EVERY, 29, EVERY)]
     assert all(blocks)
     assert [len(emitters) for emitters in blocks].count(2) == 1
@@ -141,7 +141,7 @@ def test_a_new_vault_is_in_the_reports_about_a_state_in_which_it_exists() -> Non
     simulation = reporting(2)
     added = simulation.add_vault("acme", "acme-new")
     simulation.history(EVERY * REPORT_DECK_SIZE)
-    with_it = [one.ref_slot for one in of_the_oracle(simulation) if added.address in dict(one.calldata)]
+    with_it = [report.ref_slot for report in of_the_oracle(simulation) if added.address in dict(report.calldata)]
     created = simulation.chain.block(added.first_block)
     assert created is not None
     assert with_it
@@ -214,7 +214,7 @@ def test_core_and_truth_agree_on_every_event_of_a_report(seed: int) -> None:
 
 def test_an_event_of_a_report_has_the_bytes_of_the_interface() -> None:
     simulation = reporting(1)
-    one = next(one for one in of_the_oracle(simulation) if one.calldata)
+    one = next(report for report in of_the_oracle(simulation) if report.calldata)
     watched = next(r for r in simulation.registrations if r.address == one.calldata[0][0])
     [block] = {
         placed.block for placed in simulation.chain.logs(0, 99, [REPORT_TOPIC]) if placed.log.topics[3] == one.root

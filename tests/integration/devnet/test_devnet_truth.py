@@ -96,7 +96,7 @@ def validator_events_by_core(simulation: Simulation, registrations: list[Registr
     final = None if last is None else simulation.chain.block(last)
     assert final is not None
     chain_time = ChainTime(beacon.genesis.timestamp_s, simulation.chain.seconds_per_slot * 1000, beacon.slots_per_epoch)
-    registry = Registry(1, [with_times(simulation, one) for one in registry_of(registrations).vaults])
+    registry = Registry(1, [with_times(simulation, vault) for vault in registry_of(registrations).vaults])
     state = beacon.finality(final.number).block
     shown = [beacon.registry.record(index, state.slot) for index in range(beacon.registry.count(state.slot))]
     records = [
