@@ -113,7 +113,7 @@ async def webhook(
     secret = new_secret(hashlib.sha256(b"secret %d" % number).digest())
     types = None if event_types is None else tuple(event_types)
     vaults = None if vault_ids is None else tuple(vault_ids)
-    made = Webhook(f"wh-{number}", account_id, url, types, vaults, active)
+    made = Webhook(f"wh-{number:06}", account_id, url, types, vaults, active)
     await webhooks.create_webhook(database, made, Secret(secret), KEY, number.to_bytes(12))
     return Subscription(made, secret)
 

@@ -25,6 +25,7 @@ HEADERS_LIMIT_BYTES: Final = 32 * 1024
 HEADERS_LIMIT_LINES: Final = 64
 INTERIM_LIMIT: Final = 16
 BODY_LIMIT_BYTES: Final = 16 * 1024
+READ_BUFFER_BYTES: Final = 64 * 1024
 
 
 class ReceiverResponse(msgspec.Struct):
@@ -45,17 +46,21 @@ class Malformed(Exception):
     """What came back is no HTTP answer, or more than it may be."""
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """The protocol of one transport. `address` is where it leads; `usable` while another POST may be sent.
 
     The caller has to call `expire` when `deadline_s` (loop's clock) is over: a timer for each POST costs too much.
+    Transports read into `read_buffer`, which all connections of a loop share: each read is copied out before the next.
+    Else uvloop would allocate 256 KiB for each read over TLS, which the system maps and unmaps each time. It is a view
+    because asyncio's TLS slices it for a second record, and a slice of a bytearray is a copy.
     """
 
-    def __init__(self, address: str | None) -> None:
+    def __init__(self, address: str | None, read_buffer: memoryview) -> None:
         self.address = address
         self.usable = True
         self.idle_since_s = 0.0
         self.deadline_s = 0.0
+        self._read_buffer = read_buffer
         self._loop = asyncio.get_running_loop()
         self._done: Callable[[ReceiverResponse], None] | None = None
         self._answer = _NO_RESPONSE
@@ -109,7 +114,10 @@ class Connection(asyncio.Protocol):
         self._done = self._transport = self._parser = self._poll = None
         self._answer = _NO_RESPONSE
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._done is None:  # nobody asked for anything
             self.close()
             return
@@ -121,7 +129,7 @@ class Connection(asyncio.Protocol):
         if answer.first_byte_at_s is None:
             answer.first_byte_at_s = self._loop.time()
         try:
-            parser.feed_data(data)
+            parser.feed_data(bytes(self._read_buffer[:nbytes]))
         except httptools.HttpParserUpgrade:
             self._finish(keep=False)
             return
@@ -134,7 +142,7 @@ class Connection(asyncio.Protocol):
             if len(answer.body) >= BODY_LIMIT_BYTES:
                 self._finish(keep=False)
         else:
-            self._unparsed_bytes += len(data)
+            self._unparsed_bytes += nbytes
             if self._unparsed_bytes > HEADERS_LIMIT_BYTES:
                 self._fail(Malformed("headers without end"))
 

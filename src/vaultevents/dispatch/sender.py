@@ -28,7 +28,7 @@ import structlog
 from vaultevents.core.errors import InputError, LocalFault
 from vaultevents.core.proxies import Proxy
 from vaultevents.core.timing import NO_TIMING, Timing
-from vaultevents.dispatch.http_client import Connection, Malformed, Pool, ReceiverResponse
+from vaultevents.dispatch.http_client import READ_BUFFER_BYTES, Connection, Malformed, Pool, ReceiverResponse
 from vaultevents.egress import KEEP_ALIVE_S, EgressRefused, Guard, is_address, tls_context
 from vaultevents.proxy import ProxyRefused, dial_proxy, open_tunnel
 
@@ -134,6 +134,7 @@ class Sender:
         self._connect_timeout_s = connect_timeout_s
         self._total_timeout_s = total_timeout_s
         self._pool = Pool(KEEP_ALIVE_S, IDLE_CONNECTIONS, DIALS, PATIENCE_S)
+        self._read_buffer = memoryview(bytearray(READ_BUFFER_BYTES))
         self._busy: set[Connection] = set()
         self._unsent: list[tuple[Connection, bytes]] = []
         self._watch: asyncio.TimerHandle | None = None
@@ -290,7 +291,7 @@ class Sender:
                     await self._tunnel(dialled, self._proxy, origin)
                 connected_s, kind = self._clock(), "tls"
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(address),
+                    lambda: Connection(address, self._read_buffer),
                     sock=dialled,
                     ssl=self._tls if origin.is_tls else None,
                     server_hostname=origin.host if origin.is_tls else None,

@@ -87,8 +87,8 @@ def test_a_closed_connection_leaves_nothing_to_the_collector(
     made: list[weakref.ref[Connection]] = []
 
     class Watched(Connection):
-        def __init__(self, address: str) -> None:
-            super().__init__(address)
+        def __init__(self, address: str | None, read_buffer: memoryview) -> None:
+            super().__init__(address, read_buffer)
             made.append(weakref.ref(self))
 
     monkeypatch.setattr(sender_module, "Connection", Watched)
