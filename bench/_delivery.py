@@ -33,12 +33,13 @@ from vaultevents.core.webhooks import UrlRules, Webhook, parse_allow
 from vaultevents.dispatch.sender import Reply, Sender
 from vaultevents.egress import Guard
 from vaultevents.store import accounts, webhooks
-from vaultevents.store.pool import Database, open_database
+from vaultevents.store.pool import Connection, Database, open_database
 from vaultevents.store.postgres.embedded import EmbeddedPostgres
 
 BENCH = Path(__file__).parent
 KEY = MasterKey(bytes(range(32)))
 CONNECTIONS = 64
+PREPARATION_S = 600.0
 LOOK_S = 0.25  # how often it is asked whether all is done: that costs the database, too
 BODY = json.dumps({"id": "x" * 90, "event_type": "funding_received", "payload": "y" * 500}).encode()
 
@@ -120,14 +121,22 @@ async def add_webhooks(database: Database, urls: list[str], account_id: str = "a
     return ids
 
 
+@asynccontextmanager
+async def without_limit(database: Database) -> AsyncIterator[Connection]:
+    """A connection outside transactions on which the server lets statements of a preparation take their time."""
+    async with database.statement() as connection:
+        limit = await connection.fetchval("show statement_timeout")
+        await connection.execute("set statement_timeout = 0")
+        yield connection
+        await connection.execute("select set_config('statement_timeout', $1, false)", limit)
+
+
 async def add_deliveries(database: Database, count: int, webhook_ids: list[str], account_id: str = "acme") -> None:
     """`count` due deliveries, of an event each, to the webhooks in turn; as fan-out leaves them."""
-    async with database.transaction() as connection:
-        await connection.execute(_DELIVERIES, account_id, count, webhook_ids, BODY, timeout=300)
-    async with database.statement() as connection:
-        await connection.execute("vacuum analyze", timeout=300)
-    async with database.statement() as connection:
-        await connection.execute("checkpoint", timeout=300)
+    async with without_limit(database) as connection:
+        await connection.execute(_DELIVERIES, account_id, count, webhook_ids, BODY, timeout=PREPARATION_S)
+        await connection.execute("vacuum analyze", timeout=PREPARATION_S)
+        await connection.execute("checkpoint", timeout=PREPARATION_S)
 
 
 _DELIVERIES = """

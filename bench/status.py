@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from _delivery import add_webhooks
+from _delivery import PREPARATION_S, add_webhooks, without_limit
 from _result import print_result
 
 from vaultevents.store import gauges, status
@@ -27,7 +27,6 @@ DELIVERIES, WEBHOOKS = 6_000_000, 100
 AT_ONCE = 10  # webhooks of one statement
 ROUNDS = 5
 GOAL_S = 1.0
-LAY_DOWN_S = 900.0
 
 # Rows are laid down without their references, which are right: checking them takes longer than all the rest.
 _BARE = """
@@ -60,25 +59,25 @@ select webhook_id, id, event_seq, created_at from deliveries where state = 'sche
 async def _lay_down(database: Database, scale: float) -> None:
     ids = await add_webhooks(database, [f"https://receiver.example/{number}" for number in range(WEBHOOKS)])
     events = int(DELIVERIES * scale) // WEBHOOKS
-    async with database.statement() as connection:
+    async with without_limit(database) as connection:
         await connection.execute(_BARE)
-        await connection.execute(_EVENTS, events, timeout=LAY_DOWN_S)
+        await connection.execute(_EVENTS, events, timeout=PREPARATION_S)
         for at in range(0, WEBHOOKS, AT_ONCE):
-            await connection.execute(_DELIVERIES, ids[at : at + AT_ONCE], events * 93 // 100, timeout=LAY_DOWN_S)
-        await connection.execute(_QUEUE, timeout=LAY_DOWN_S)
-        await connection.execute("vacuum analyze", timeout=LAY_DOWN_S)
+            await connection.execute(_DELIVERIES, ids[at : at + AT_ONCE], events * 93 // 100, timeout=PREPARATION_S)
+        await connection.execute(_QUEUE, timeout=PREPARATION_S)
+        await connection.execute("vacuum analyze", timeout=PREPARATION_S)
 
 
 async def _counted(connection: Connection) -> dict[str, Any]:
     """The same numbers by reading all rows."""
-    found = await connection.fetch("select state, count(*) as n from deliveries group by state", timeout=LAY_DOWN_S)
+    found = await connection.fetch("select state, count(*) as n from deliveries group by state", timeout=PREPARATION_S)
     waited_s = await connection.fetchval(
         "select extract(epoch from db_now() - min(created_at))::float8 from deliveries where state = 'scheduled'",
-        timeout=LAY_DOWN_S,
+        timeout=PREPARATION_S,
     )
     return {
         "deliveries": {row["state"]: row["n"] for row in found},
-        "events": await connection.fetchval("select count(*) from events", timeout=LAY_DOWN_S),
+        "events": await connection.fetchval("select count(*) from events", timeout=PREPARATION_S),
         "oldest_at": time.time() - waited_s,
     }
 
