@@ -13,7 +13,7 @@ from typing import Any
 import uvloop
 from _delivery import KEY, PlainGuard
 
-from vaultevents.cli.console import stop_at_end_of
+from vaultevents.cli.terminal import stop_at_end_of
 from vaultevents.core.webhooks import UrlRules, parse_allow
 from vaultevents.dispatch.attempts import Dispatcher
 from vaultevents.dispatch.lanes import DeliveryLane, DispatchOptions

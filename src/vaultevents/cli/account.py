@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from vaultevents.cli.console import complete, put_json, put_table, say
 from vaultevents.cli.options import AccountArgument, ConfigOption, JsonOption
 from vaultevents.cli.settings import settings_of
+from vaultevents.cli.terminal import complete, put_json, put_table, say
 from vaultevents.core.errors import InputError
 from vaultevents.core.registry import check_id
 from vaultevents.store import accounts

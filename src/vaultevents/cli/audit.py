@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 from pydantic import SecretStr
 
-from vaultevents.cli.console import complete, put_json, put_table, say
 from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.progress import RowProgress
 from vaultevents.cli.settings import settings_of
+from vaultevents.cli.terminal import complete, put_json, put_table, say
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError
 from vaultevents.core.spans import Span

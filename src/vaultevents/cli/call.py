@@ -20,8 +20,8 @@ import aiohttp
 import typer
 from yarl import URL
 
-from vaultevents.cli.console import complete, put_json, say
 from vaultevents.cli.options import JsonOption, one_of, read_key
+from vaultevents.cli.terminal import complete, put_json, say
 from vaultevents.core.environment import CALL_KEY_VARIABLE, CALL_URL_VARIABLE
 from vaultevents.core.errors import ConfigError, InputError, OperatorError
 from vaultevents.core.jsonbody import MAX_BODY_BYTES, parse_json

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import typer
 
-from vaultevents.cli.console import complete, put_json, say
 from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.progress import RowProgress
 from vaultevents.cli.settings import settings_of
+from vaultevents.cli.terminal import complete, put_json, say
 from vaultevents.config import Settings
 from vaultevents.core.findings import ASCII_MARKS, MARKS, Finding, verdict
 from vaultevents.probes.plan import check_all

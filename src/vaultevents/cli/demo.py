@@ -20,8 +20,8 @@ from rich.live import Live
 from rich.table import Table
 
 from vaultevents import config
-from vaultevents.cli.console import complete, put_json, say, stopping
 from vaultevents.cli.options import JsonOption
+from vaultevents.cli.terminal import complete, put_json, say, stopping
 from vaultevents.config import Settings
 from vaultevents.core.errors import ConfigError
 from vaultevents.core.events import EVENT_TYPES

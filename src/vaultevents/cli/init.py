@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from vaultevents.cli.console import put_json, say
 from vaultevents.cli.options import ConfigOption, JsonOption, one_of
+from vaultevents.cli.terminal import put_json, say
 from vaultevents.config import DEFAULT_FILE, NETWORKS, chosen_file
 from vaultevents.core.errors import ConfigError, InputError
 

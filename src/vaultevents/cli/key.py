@@ -9,9 +9,9 @@ from typing import Annotated, Final, cast, get_args
 
 import typer
 
-from vaultevents.cli.console import complete, put_json, put_table, say
 from vaultevents.cli.options import ConfigOption, JsonOption, one_of, overlap_of, read_key
 from vaultevents.cli.settings import settings_of
+from vaultevents.cli.terminal import complete, put_json, put_table, say
 from vaultevents.core.errors import InputError
 from vaultevents.core.registry import check_id
 from vaultevents.core.rsakeys import fingerprint, parse_public_key

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from vaultevents.cli.console import complete, put_json, say, stopping
 from vaultevents.cli.local_receiver import show_all, show_received
+from vaultevents.cli.terminal import complete, put_json, say, stopping
 from vaultevents.core.errors import InputError
 from vaultevents.core.signing import sign
 from vaultevents.devnet.receivers import Received, Receivers

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from vaultevents.cli.console import say
+from vaultevents.cli.terminal import say
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError
 from vaultevents.core.sealing import NONCE_BYTES, Secret

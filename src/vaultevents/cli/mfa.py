@@ -10,9 +10,9 @@ from typing import Annotated
 import segno
 import typer
 
-from vaultevents.cli.console import complete, put_json, say
 from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.settings import settings_of
+from vaultevents.cli.terminal import complete, put_json, say
 from vaultevents.core.registry import check_id
 from vaultevents.core.sealing import NONCE_BYTES
 from vaultevents.core.totp import SEED_BYTES, new_seed, otpauth_uri

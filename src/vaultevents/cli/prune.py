@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from vaultevents.cli.console import complete, put_json, say
 from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.progress import RowProgress
 from vaultevents.cli.settings import settings_of
+from vaultevents.cli.terminal import complete, put_json, say
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError
 from vaultevents.store import retention

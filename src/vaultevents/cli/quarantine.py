@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from vaultevents.cli.console import complete, put_json, put_table, say
 from vaultevents.cli.options import ConfigOption, JsonOption, one_of
 from vaultevents.cli.settings import settings_of
+from vaultevents.cli.terminal import complete, put_json, put_table, say
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError, SourceUnavailable
 from vaultevents.core.logs import owners_of

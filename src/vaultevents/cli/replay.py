@@ -12,11 +12,11 @@ from typing import Annotated, Literal
 import structlog
 import typer
 
-from vaultevents.cli.console import complete, put_json, put_table, say
 from vaultevents.cli.estimate import Estimate, estimate
 from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.progress import SpanProgress
 from vaultevents.cli.settings import settings_of
+from vaultevents.cli.terminal import complete, put_json, put_table, say
 from vaultevents.cli.totals import Totals
 from vaultevents.config import Settings
 from vaultevents.core.errors import (

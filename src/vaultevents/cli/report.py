@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from vaultevents.chain.ipfs import write_cache
-from vaultevents.cli.console import complete, put_json, put_table, say
 from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.settings import settings_of
+from vaultevents.cli.terminal import complete, put_json, put_table, say
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError, OperatorError, SourceUnavailable, VaulteventsError
 from vaultevents.core.reports import (

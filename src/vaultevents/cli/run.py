@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
-from vaultevents.cli.console import complete, put_json, stop_at_end_of, stopping
 from vaultevents.cli.dispatchers import dispatchers, report_counts
 from vaultevents.cli.options import ConfigOption, JsonOption, one_of
 from vaultevents.cli.progress import SpanProgress
 from vaultevents.cli.settings import settings_of
+from vaultevents.cli.terminal import complete, put_json, stop_at_end_of, stopping
 from vaultevents.cli.totals import Totals
 from vaultevents.config import Settings
 from vaultevents.daemon import ROLES, Role, serve

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from vaultevents.cli.console import complete, put_json, put_table, say
 from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.settings import settings_of
+from vaultevents.cli.terminal import complete, put_json, put_table, say
 from vaultevents.config import Settings
 from vaultevents.core.errors import VaulteventsError
 from vaultevents.store import status as overview

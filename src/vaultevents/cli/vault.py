@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from vaultevents.cli.console import complete, put_json, put_table, say
 from vaultevents.cli.options import AccountArgument, ConfigOption, JsonOption
 from vaultevents.cli.settings import settings_of
+from vaultevents.cli.terminal import complete, put_json, put_table, say
 from vaultevents.cli.vault_discover import LookupProgress, discover, registrations_json, state_json
 from vaultevents.config import Settings
 from vaultevents.core.creations import VaultState

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import typer
 
-from vaultevents.cli.console import complete, put_json, put_table, say
 from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.progress import RowProgress
 from vaultevents.cli.settings import settings_of
+from vaultevents.cli.terminal import complete, put_json, put_table, say
 from vaultevents.config import Settings
 from vaultevents.core.creations import CreatedVault, VaultState, registration_id
 from vaultevents.core.errors import ConfigError

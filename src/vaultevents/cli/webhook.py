@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from vaultevents.cli.console import complete, put_json, put_table, say
 from vaultevents.cli.options import AccountArgument, ConfigOption, JsonOption, duration_of, overlap_of
 from vaultevents.cli.settings import settings_of
+from vaultevents.cli.terminal import complete, put_json, put_table, say
 from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
 from vaultevents.core.webhooks import Webhook, check_event_types, check_url
