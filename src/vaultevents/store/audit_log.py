@@ -1,7 +1,7 @@
 """The audit log: every administrative act, in the transaction of its change and in a chain of hashes (rule T22).
 
 The store function that makes a change records it, as the last thing that it does: the log is locked from then until
-the transaction ends. Who acts is set once, where the work begins:
+the transaction ends. Who acts is named once, where the work begins (`core/actor.py`):
 
     with acting_as("cli:alice"):
         await switch_on(database, webhook_id)        # records ('cli:alice', 'webhook.enable', webhook_id, …)
@@ -9,9 +9,6 @@ the transaction ends. Who acts is set once, where the work begins:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
@@ -20,27 +17,8 @@ from vaultevents.core.audit_chain import FIRST_LINK, AuditEntry, problem_of, sta
 from vaultevents.store.pool import Connection
 from vaultevents.store.sessions import allow
 
-SERVICE: Final = "service"
-"""The actor of what the service does by itself."""
 ROWS_AT_ONCE: Final = 2_000
 VERIFY_S: Final = 600.0
-
-_actor: ContextVar[str] = ContextVar("actor", default=SERVICE)
-
-
-@contextmanager
-def acting_as(actor: str) -> Iterator[None]:
-    """Name who acts in this block, in the tasks that it starts, too: `cli:`, `api:` or `console:` and an id."""
-    token = _actor.set(actor)
-    try:
-        yield
-    finally:
-        _actor.reset(token)
-
-
-def acting() -> str:
-    """Return who acts now."""
-    return _actor.get()
 
 
 async def record(
@@ -122,7 +100,7 @@ async def verify(connection: Connection, noted_hash: bytes | None = None) -> Ver
     await allow(connection, VERIFY_S)
     last: AuditEntry | None = None
     found = Verified(0, FIRST_LINK, None)
-    while page := await connection.fetch(_PAGE, found.rows, ROWS_AT_ONCE):
+    while page := await connection.fetch(_PAGE, found.rows + 1 if found.rows else _LOWEST, ROWS_AT_ONCE):
         for row in page:
             entry = AuditEntry(**row)
             if (problem := problem_of(entry, last)) is not None:
@@ -132,4 +110,5 @@ async def verify(connection: Connection, noted_hash: bytes | None = None) -> Ver
     return found
 
 
-_PAGE = "select * from audit_log where seq > $1 order by seq limit $2"
+_LOWEST: Final = -(2**63)
+_PAGE = "select * from audit_log where seq >= $1 order by seq limit $2"
