@@ -24,6 +24,7 @@ from vaultevents.chain.execution.client import ExecutionChain
 from vaultevents.config import Settings
 from vaultevents.console.app import build as build_console
 from vaultevents.console.context import ConsoleContext
+from vaultevents.core.actor import SERVICE, acting_as
 from vaultevents.core.errors import ConfigError, DatabaseUnavailable, SourceUnavailable, VaulteventsError
 from vaultevents.core.sealing import Secret
 from vaultevents.core.tokens import TokenRules
@@ -94,6 +95,7 @@ async def serve(
     check_authority(settings)
     operator = operator_webhook(settings)
     async with AsyncExitStack() as stack:
+        stack.enter_context(acting_as(SERVICE))
         listener = _listener(settings, only)
         if listener is not None:
             stack.callback(listener.close)

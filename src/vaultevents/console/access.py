@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vaultevents.config import ConsoleSettings
 from vaultevents.console.rendering import database_away, render_message
 from vaultevents.console.sessions import Sessions, csrf_token
+from vaultevents.core.actor import acting_as
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
 from vaultevents.store.console_sessions import ConsoleSession
 
@@ -64,13 +66,6 @@ def form_of(request: Request) -> Mapping[str, str]:
     return form
 
 
-def actor_of(request: Request) -> str:
-    """Return who acts, for the audit log."""
-    session = access_of(request).session
-    assert session is not None  # the guard lets no other request through
-    return f"console:{session.id}"
-
-
 @dataclass(frozen=True, slots=True)
 class Names:
     """The names under which browsers may ask for the console: others are those of DNS rebinding."""
@@ -114,7 +109,9 @@ class Guard:
             refusal = await self._refusal(request)
         except (DatabaseUnavailable, DatabaseUnusable):
             refusal = database_away(request)
-        await (refusal or self._app)(scope, receive, with_headers)
+        session = access_of(request).session
+        with acting_as(f"console:{session.id}") if session else contextlib.nullcontext():
+            await (refusal or self._app)(scope, receive, with_headers)
 
     def _access(self, scope: Scope) -> Access:
         headers = Headers(scope=scope)
