@@ -217,6 +217,7 @@ async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
             "poll_interval_s": 0.2,
         },
         "api": {"port": 0},
+        "metrics": {"port": 0},
     }
     settings = config.given(values, "demo")  # and nothing of the environment: never the operator's own database
     try:
