@@ -564,6 +564,32 @@ COMMENT ON COLUMN vaultevents.audit_log.after_digest IS 'SHA-256 of the canonica
 COMMENT ON COLUMN vaultevents.audit_log.previous_hash IS '`hash` of the row before. The first row: 32 zero bytes.';
 COMMENT ON COLUMN vaultevents.audit_log.hash IS 'SHA-256 of previous_hash, seq, at, actor, action, subject, account_id, before_digest and after_digest, as audit_field() encodes each of them.';
 
+CREATE TABLE vaultevents.console_links (
+    digest bytea NOT NULL,
+    made_by text NOT NULL,
+    valid_until timestamp with time zone NOT NULL,
+    CONSTRAINT console_links_digest_check CHECK ((octet_length(digest) = 32))
+);
+COMMENT ON TABLE vaultevents.console_links IS 'Links of `vaultevents console` that were not used yet. Each is exchanged once for a session.';
+COMMENT ON COLUMN vaultevents.console_links.digest IS 'SHA-256 of the code in the link.';
+COMMENT ON COLUMN vaultevents.console_links.made_by IS 'Who asked for it, as in the audit log.';
+COMMENT ON COLUMN vaultevents.console_links.valid_until IS 'Until when it can be used.';
+
+CREATE TABLE vaultevents.console_sessions (
+    id text NOT NULL,
+    digest bytea NOT NULL,
+    made_by text NOT NULL,
+    begun_at timestamp with time zone DEFAULT vaultevents.db_now() NOT NULL,
+    valid_until timestamp with time zone NOT NULL,
+    CONSTRAINT console_sessions_digest_check CHECK ((octet_length(digest) = 32))
+);
+COMMENT ON TABLE vaultevents.console_sessions IS 'Browsers that are logged in to the console.';
+COMMENT ON COLUMN vaultevents.console_sessions.id IS 'Random name of the session. It is no secret.';
+COMMENT ON COLUMN vaultevents.console_sessions.digest IS 'SHA-256 of the token in the browser''s cookie.';
+COMMENT ON COLUMN vaultevents.console_sessions.made_by IS 'Who asked for the link, as in the audit log.';
+COMMENT ON COLUMN vaultevents.console_sessions.begun_at IS 'When the link was used.';
+COMMENT ON COLUMN vaultevents.console_sessions.valid_until IS 'When the session ends.';
+
 CREATE TABLE vaultevents.cursors (
     id bigint NOT NULL,
     stream text NOT NULL,
@@ -1374,6 +1400,12 @@ ALTER TABLE ONLY vaultevents.audit_log
     ADD CONSTRAINT audit_log_pkey PRIMARY KEY (seq);
 ALTER TABLE ONLY vaultevents.audit_log
     ADD CONSTRAINT audit_log_previous_hash_key UNIQUE (previous_hash);
+ALTER TABLE ONLY vaultevents.console_links
+    ADD CONSTRAINT console_links_pkey PRIMARY KEY (digest);
+ALTER TABLE ONLY vaultevents.console_sessions
+    ADD CONSTRAINT console_sessions_digest_key UNIQUE (digest);
+ALTER TABLE ONLY vaultevents.console_sessions
+    ADD CONSTRAINT console_sessions_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY vaultevents.cursors
     ADD CONSTRAINT cursors_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY vaultevents.deliveries
