@@ -15,7 +15,9 @@ import asyncpg
 import pytest
 
 from store_factories import (
+    KEY,
     account,
+    address,
     assert_ledger,
     change,
     commit,
@@ -35,13 +37,15 @@ from vaultevents.core.actor import acting_as
 from vaultevents.core.audit_chain import state_digest
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
 from vaultevents.core.reports import ReportLog
+from vaultevents.core.sealing import MasterKey
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, BlockNumber, Hash32
-from vaultevents.store import accounts, audit_log, quarantine, reports, retention, webhooks
+from vaultevents.store import accounts, audit_log, quarantine, reports, retention, rotation, webhooks
 from vaultevents.store.audit_log import BadEntry, Verified, entries, record, verify
 from vaultevents.store.deliveries import settle
 from vaultevents.store.outbox import Lost, Outbox
 from vaultevents.store.pool import Connection, Database
+from vaultevents.store.registry import current_registry
 from vaultevents.store.resends import request_new_test, request_recovery, request_resend
 from vaultevents.store.webhook_health import disable_failing
 
@@ -432,3 +436,30 @@ async def test_pages_of_a_verification_meet(database: Database, monkeypatch: pyt
     await change(database, "alter table audit_log disable trigger refuse_change")
     await change(database, "update audit_log set subject = 'x' where seq = 5")
     assert (await checked(database)).first_bad == BadEntry(5, "its hash is not that of its content")
+
+
+async def test_vaults_that_are_registered_together_are_recorded_one_by_one(database: Database) -> None:
+    await account(database)
+    wanted = [accounts.NewVault(f"v{n}", address(f"v{n}"), None, n) for n in (2, 1)]
+    with acting_as(ALICE):
+        await accounts.add_vaults(database, "acme", wanted)
+        await accounts.add_vaults(database, "acme", wanted)
+    assert (await acts(database))[1:] == [(ALICE, "vault.add", name, "acme") for name in ("v1", "v2")]
+    (entry, _) = (await stored(database))[1:]
+    (registered,) = [found for found in (await current_registry(database)).vaults if found.id == "v1"]
+    assert (entry["before_digest"], entry["after_digest"]) == (None, state_digest(registered))
+
+
+async def test_a_rotation_of_the_master_key_is_recorded_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rotation, "BATCH", 1)
+    await account(database)
+    for _ in range(3):
+        await webhook(database)
+    before = len(await stored(database))
+    with acting_as(ALICE):
+        for resealed in (3, 0):
+            successor = MasterKey(bytes(range(1, 33)), KEY)
+            assert await rotation.reseal(database, successor, lambda: bytes(12), lambda *_: None) == resealed
+    assert (await acts(database))[before:] == [(ALICE, "master_key.rotate", "master key", None)]
