@@ -42,7 +42,7 @@ from vaultevents.store.pool import Database
 from vaultevents.watch.streams import follow
 from vaultevents.watch.wakeup import Wakeup
 from vaultevents.watch.watcher import Advanced
-from vaultevents.wiring.database import Store, open_hash_key, open_store, service_clock, while_lost
+from vaultevents.wiring.database import Store, disks, open_hash_key, open_store, service_clock, while_lost
 from vaultevents.wiring.delivery import check_authority, operator_webhook, proxy, url_rules
 from vaultevents.wiring.node_state import keep_node_state
 from vaultevents.wiring.process_memory import tune_memory
@@ -337,7 +337,8 @@ async def _observe(
     """Metrics and health, for the operator's monitoring."""
     options = metrics_options(settings)
     log.info("metrics_listen", url=url_of(listener, options))
-    await answer(scraping.build(store.database), listener, options, lambda: clock.now().timestamp(), stop)
+    board = scraping.build(store.database, disks(settings))
+    await answer(board, listener, options, lambda: clock.now().timestamp(), stop)
 
 
 async def _forget(database: Database) -> None:
