@@ -32,7 +32,9 @@ COMMANDS = {
     "prune": "Remove deliveries that were delivered or cancelled long ago, with their attempts.",
     "account": "Add and list accounts, which own vaults and webhooks.",
     "vault": "Discover, add, list and remove the staking vaults that are watched.",
-    "webhook": "Add, list, pause, enable, test and remove the URLs to which events are delivered.",
+    "webhook": "Add, list, show, pause, enable, test and remove the URLs to which events are delivered.",
+    "event": "Stored events: list, show, follow.",
+    "delivery": "Deliveries of events to webhooks, with their attempts: list, show.",
     "key": "Add, list, rotate and revoke the keys of the HTTP API.",
     "mfa": "Enrol and reset the second factor with which an account changes its webhooks.",
     "report": "Oracle reports: files, proofs, calldata.",
@@ -108,7 +110,8 @@ def _no_command(
 def main() -> None:
     """Run one command.
 
-    Exit codes: 0 done, 1 a problem that is reported in one sentence, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM.
+    Exit codes: 0 done, 1 a problem that is reported in one sentence, 2 wrong usage, 3 not healthy, 130 Ctrl-C,
+    143 SIGTERM.
     """
     try:
         _check_arguments(sys.argv)
