@@ -1494,8 +1494,6 @@ CREATE INDEX api_keys_of_account ON vaultevents.api_keys USING btree (account_id
 
 CREATE INDEX audit_log_by_account ON vaultevents.audit_log USING btree (account_id, seq);
 
-CREATE INDEX audit_log_by_action ON vaultevents.audit_log USING btree (action, seq);
-
 CREATE UNIQUE INDEX cursors_audit ON vaultevents.cursors USING btree (stream, node) NULLS NOT DISTINCT WHERE (kind = 'audit'::text);
 
 CREATE UNIQUE INDEX cursors_live ON vaultevents.cursors USING btree (stream) WHERE (kind = 'live'::text);
