@@ -11,7 +11,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from vaultevents.console import actions, events, login, overview, vaults, webhooks
+from vaultevents.console import (
+    actions,
+    audit,
+    configuration,
+    events,
+    login,
+    nodes,
+    overview,
+    reports,
+    streams,
+    vaults,
+    webhooks,
+)
 from vaultevents.console.access import Guard
 from vaultevents.console.context import ConsoleContext
 from vaultevents.console.live import stream_route
@@ -25,7 +37,7 @@ STATIC: Final = {"console.css": "text/css", "console.js": "text/javascript", "ic
 def build(context: ConsoleContext) -> ASGIApp:
     """Build the console."""
     sessions = Sessions(context.database)
-    live_pages = [overview.page(context)]
+    live_pages = [module.page(context) for module in (overview, streams, nodes, reports, audit)]
     routes = [
         *login.routes(sessions),
         *(page.route() for page in live_pages),
@@ -33,6 +45,7 @@ def build(context: ConsoleContext) -> ASGIApp:
         *webhooks.routes(context),
         *vaults.routes(context),
         *actions.routes(context),
+        *configuration.routes(context),
         stream_route(context, {page.topic: page for page in live_pages}),
         *(Route(f"/static/{name}", _static(name, kind)) for name, kind in STATIC.items()),
     ]
