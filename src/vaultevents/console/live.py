@@ -53,7 +53,7 @@ class Shared(Generic[T]):
                 self._read_at_s = time.monotonic()
             if isinstance(self._found, tuple):
                 return self._found[0]
-            raise self._found
+            raise self._found.with_traceback(None)
 
 
 @dataclass(frozen=True, slots=True)
