@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "watch": {"root", "core", "telemetry", "metrics", "chain", "store"},
     "dispatch": {"root", "core", "telemetry", "metrics", "egress", "proxy", "store"},
     "api": {"root", "core", "telemetry", "metrics", "store"},
+    "console": {"root", "core", "telemetry", "metrics", "config", "store", "api", "wiring"},
     "wiring": {
         "root",
         "core",
@@ -51,15 +52,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "daemon": {
         *("root", "core", "telemetry", "metrics", "egress", "proxy", "resolver", "config", "chain", "store"),
-        *("watch", "dispatch", "api", "wiring"),
+        *("watch", "dispatch", "api", "console", "wiring"),
     },
     "probes": {
         *("root", "core", "telemetry", "metrics", "egress", "proxy", "resolver", "config", "chain", "store"),
-        *("watch", "api", "wiring", "daemon"),
+        *("watch", "api", "console", "wiring", "daemon"),
     },
     "cli": {
         *("root", "core", "telemetry", "metrics", "egress", "proxy", "resolver", "config", "chain", "store"),
-        *("watch", "dispatch", "api", "wiring", "daemon", "probes", "devnet"),
+        *("watch", "dispatch", "api", "console", "wiring", "daemon", "probes", "devnet"),
     },
     "__main__": {"cli"},
 }
@@ -80,7 +81,9 @@ PLACES: dict[str, set[str]] = {
     "eth_abi": {"chain.execution.contracts", "core.reports"},
     "tenacity": {"chain"},
     "fastapi": {"api"},
-    "starlette": {"api"},
+    "starlette": {"api", "console"},
+    "jinja2": {"console"},
+    "markupsafe": {"console"},
     "uvicorn": {"api"},
     "prometheus_client": {"metrics"},
     "aiodns": {"resolver"},
@@ -95,9 +98,9 @@ LAZY = {"eth_abi", "web3"}
 
 CORE_THIRD_PARTY = {"cryptography", "eth_abi", "eth_hash", "eth_utils", "idna", "msgspec", "pydantic", "pyotp"}
 CORE_STDLIB = {
-    *("__future__", "abc", "base64", "binascii", "bisect", "collections", "contextlib", "copy", "dataclasses"),
-    *("datetime", "decimal", "email.utils", "enum", "fractions", "functools", "hashlib", "heapq", "hmac"),
-    *("ipaddress", "itertools", "json", "math", "operator", "re", "string", "struct", "textwrap", "types"),
+    *("__future__", "abc", "base64", "binascii", "bisect", "collections", "contextlib", "contextvars", "copy"),
+    *("dataclasses", "datetime", "decimal", "email.utils", "enum", "fractions", "functools", "hashlib", "heapq"),
+    *("hmac", "ipaddress", "itertools", "json", "math", "operator", "re", "string", "struct", "textwrap", "types"),
     *("typing", "unicodedata", "urllib.parse"),
 }
 IMPURE_CALLS = {"now", "utcnow", "today", "open", "print", "input", "urandom", "generate_key", "sleep"}
