@@ -44,6 +44,13 @@ STYLES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("cancelled", "withdrawn", "dismissed", "-"), "dim"),
 }
 """The colour of a cell by its first word."""
+SEVERITY_STYLES: Final[Mapping[str | None, str]] = {
+    None: "green",
+    "info": "green",
+    "warning": "yellow",
+    "critical": "bold red",
+}
+"""The colour of a condition, and of a verdict, which is None without any."""
 
 
 def complete(work: Coroutine[Any, Any, T]) -> T:
