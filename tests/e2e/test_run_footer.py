@@ -27,16 +27,18 @@ async def here(tmp_path: Path, data_dir: Path, server: ServerAddress) -> AsyncIt
 
 async def test_a_terminal_has_a_footer_below_the_log(here: Place) -> None:
     async with on_terminal(here.shell, "run", columns=100) as terminal:
+        await terminal.shows(" behind  moved ")
         await terminal.shows("events/s · ")
         await terminal.shows("api http://127.0.0.1:")
         code = await terminal.end(signal.SIGINT)
     assert code == 0, terminal.text
     assert "verdict" not in terminal.text
     assert " pending · failing webhooks: none" in terminal.text
-    assert "logs  " in terminal.text and " behind  moved " in terminal.text
+    assert "\nlogs  " in terminal.text
     lines = terminal.text.splitlines()
     assert sum("[info     ] started" in line for line in lines) == 1, "the log is above the footer, line by line"
     assert sum("[info     ] stopping" in line for line in lines) == 1
+    assert any("source_off" in line and len(line) > 100 for line in lines), "a long line is left to the terminal"
     assert terminal.written.count("\x1b[?25l") == terminal.written.count("\x1b[?25h") == 1
     assert "Traceback" not in terminal.text
 

@@ -323,7 +323,7 @@ def _shown(*, as_json: bool) -> Iterator[Callable[[Stage], None]]:
         yield _plain_lines()
     else:
         samples = Samples()
-        with Live(console=console(), auto_refresh=False) as live:
+        with Live(console=console(live=True), auto_refresh=False) as live:
 
             def show(stage: Stage) -> None:
                 samples.put_new(stage)  # above the table

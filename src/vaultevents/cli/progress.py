@@ -68,7 +68,7 @@ class Bars:
     """
 
     def __init__(self, unit: str, footer: Callable[[], RenderableType] | None = None) -> None:
-        screen = console(sys.stderr)
+        screen = console(sys.stderr, live=True)
         self.shown = sys.stderr.isatty()
         self.said_at_s = time.monotonic()
         self.bars = _Footed(

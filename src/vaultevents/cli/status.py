@@ -138,7 +138,7 @@ def _display(settings: Settings, *, as_json: bool) -> Iterator[Callable[[Snapsho
     from rich.console import Group
     from rich.live import Live
 
-    screen = console()
+    screen = console(live=True)
     with Live(console=screen, auto_refresh=False) as live:
         yield lambda found: live.update(Group(*(styled(part, screen.width) for part in parts(found))), refresh=True)
 
