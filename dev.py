@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Make the environment, then run: `dev.py demo | test | lint | schema | bench NAME | anvil | <a vaultevents command>`.
+"""Make the environment, then run: `dev.py test | lint | schema | dashboard | bench NAME | anvil`, or a command.
+
+`dev.py demo` runs `vaultevents demo`, and so on.
 
 Standard library only, Python >= 3.11 with venv. Everything is installed into `.venv` beside this file from the
 hash-locked requirement files, and installed again only when a lock or the interpreter changes.
@@ -128,6 +130,12 @@ def schema() -> int:
     return run(str(ROOT / "tests" / "schema_picture.py"))
 
 
+def dashboard() -> int:
+    """Write deploy/grafana/vaultevents.json, after a metric or an alert was changed."""
+    environment("test")
+    return run(str(ROOT / "tests" / "dashboard.py"))
+
+
 def anvil() -> NoReturn:
     """Run a chain with the protocol's contracts on the port that `init --network devnet` expects."""
     environment("test")
@@ -156,6 +164,8 @@ def main(arguments: list[str]) -> int:  # noqa: RET503 - execv does not return
         return lint()
     if command == "schema":
         return schema()
+    if command == "dashboard":
+        return dashboard()
     if command == "bench":
         return bench(rest)
     if command == "anvil":

@@ -94,7 +94,7 @@ async def serve(
 ) -> None:
     """Runs the chosen workers until `stop` is set, then drains: attempts in flight are finished and settled.
 
-    Metrics are served to the end of the drain, if they are switched on, except by a process that is not `observed`.
+    Metrics are served to the end of the drain, unless they are off, and not by a process that is not `observed`.
     `beside` runs beside the workers from when all of them are started, and is cancelled after the drain.
     `chain_clock` is the time of a simulated chain that is not of now.
 
@@ -109,7 +109,7 @@ async def serve(
         listener = _listener(settings, only)
         if listener is not None:
             stack.callback(listener.close)
-        scraped = bind(metrics_options(settings)) if observed and settings.metrics.serve == "on" else None
+        scraped = _monitoring_listener(settings) if observed else None
         if scraped is not None:
             stack.callback(scraped.close)
         console = bind(console_options(settings)) if observed and _has_console(settings, only) else None
@@ -127,15 +127,23 @@ async def serve(
             settings.delivery.concurrency if "dispatch" in only else 0,
             settings.api.max_connections if listener else 0,
         )
-        drained = asyncio.Event()
-        observing = group.create_task(_observe(settings, store, clock, scraped, drained)) if scraped else None
+        drained, readiness = asyncio.Event(), scraping.Readiness(*({*only} - (set() if listener else {"api"})))
+        observing = (
+            group.create_task(_observe(settings, store, clock, scraped, readiness, drained)) if scraped else None
+        )
         reading = clock if chain_clock is None else chain_clock
-        watching = group.create_task(_watch(settings, store, reading, on_advance)) if "watch" in only else None
-        dispatching = group.create_task(_dispatch(settings, store, clock, files, stop)) if "dispatch" in only else None
+        watching = (
+            group.create_task(_watch(settings, store, reading, on_advance, readiness)) if "watch" in only else None
+        )
+        dispatching = (
+            group.create_task(_dispatch(settings, store, clock, files, readiness, stop)) if "dispatch" in only else None
+        )
         notifying = (
             group.create_task(_send_notices(settings, store, clock, operator, stop)) if "dispatch" in only else None
         )
-        answering = group.create_task(_answer(settings, store, clock, listener, files, stop)) if listener else None
+        answering = (
+            group.create_task(_answer(settings, store, clock, listener, files, readiness, stop)) if listener else None
+        )
         urls: dict[str, str] = {}
         if listener is not None:
             urls["api"] = url_of(listener, server_options(settings, files.connections))
@@ -158,6 +166,7 @@ async def serve(
         log.info("started", network=settings.network, roles=sorted(only))
         await stop.wait()
         log.info("stopping")
+        readiness.stopping()
         if watching is not None:
             watching.cancel()
         for draining in (dispatching, notifying, answering, showing):
@@ -170,7 +179,13 @@ async def serve(
             keeper.cancel()
 
 
-async def _watch(settings: Settings, store: Store, clock: ServiceClock, on_advance: Callable[[Advanced], None]) -> None:
+async def _watch(
+    settings: Settings,
+    store: Store,
+    clock: ServiceClock,
+    on_advance: Callable[[Advanced], None],
+    readiness: scraping.Readiness,
+) -> None:
     async with AsyncExitStack() as stack:
         # a new context for each try: one can be entered only once
         opened = await while_lost(lambda: stack.enter_async_context(open_sources(settings, store.database, clock)))
@@ -188,6 +203,7 @@ async def _watch(settings: Settings, store: Store, clock: ServiceClock, on_advan
                 group.create_task(opened.discovery.run())
             if opened.resolver is not None:
                 group.create_task(opened.resolver.run())
+            readiness.started("watch")
 
 
 async def _ask_locator(settings: Settings, chain: ExecutionChain) -> None:
@@ -200,7 +216,12 @@ async def _ask_locator(settings: Settings, chain: ExecutionChain) -> None:
 
 
 async def _dispatch(
-    settings: Settings, store: Store, clock: ServiceClock, files: OpenFiles, stop: asyncio.Event
+    settings: Settings,
+    store: Store,
+    clock: ServiceClock,
+    files: OpenFiles,
+    readiness: scraping.Readiness,
+    stop: asyncio.Event,
 ) -> None:
     delivery = settings.delivery
     options = DispatchOptions(
@@ -228,6 +249,7 @@ async def _dispatch(
         resends = ResendLane(store.database, signer, resending)
         group.create_task(Dispatcher(resends, sender, clock).run(stop))
         deliveries = DeliveryLane(store.database, signer, options, random.SystemRandom())
+        readiness.started("dispatch")
         await Dispatcher(deliveries, sender, clock).run(stop)
 
 
@@ -327,6 +349,7 @@ async def _answer(
     clock: ServiceClock,
     listener: socket.socket,
     files: OpenFiles,
+    readiness: scraping.Readiness,
     stop: asyncio.Event,
 ) -> None:
     """Serve the HTTP API."""
@@ -346,6 +369,7 @@ async def _answer(
     options = server_options(settings, files.connections)
     upkeep = asyncio.create_task(_forget(store.database))
     log.info("api_listens", url=url_of(listener, options))
+    readiness.started("api")
     try:
         await answer(build(desk, KeyRing(store.database)), listener, options, desk.now_s, stop)
     finally:
@@ -363,13 +387,34 @@ def metrics_options(settings: Settings) -> ServerOptions:
     )
 
 
+def _monitoring_listener(settings: Settings) -> socket.socket | None:
+    """The socket of metrics and health; None where they are off, or at the default address if that is in use.
+
+    Another process of this service on the machine has it then.
+    """
+    if settings.metrics.serve == "off":
+        return None
+    try:
+        return bind(metrics_options(settings))
+    except ConfigError as problem:
+        if settings.metrics.model_fields_set:
+            raise
+        log.warning("metrics_not_served", problem=str(problem))
+        return None
+
+
 async def _observe(
-    settings: Settings, store: Store, clock: ServiceClock, listener: socket.socket, stop: asyncio.Event
+    settings: Settings,
+    store: Store,
+    clock: ServiceClock,
+    listener: socket.socket,
+    readiness: scraping.Readiness,
+    stop: asyncio.Event,
 ) -> None:
     """Metrics and health, for the operator's monitoring."""
     options = metrics_options(settings)
     log.info("metrics_listen", url=url_of(listener, options))
-    board = scraping.build(store.database, disks(settings))
+    board = scraping.build(store.database, disks(settings), readiness)
     await answer(board, listener, options, lambda: clock.now().timestamp(), stop)
 
 

@@ -333,6 +333,17 @@ def lag(stream: str, position: int) -> int | None:
     return None if known is None else max(0, known.position - position)
 
 
+def heads() -> dict[str, int]:
+    """Return how far each stream could be read, as this process knows it."""
+    return {stream: known.position for stream, known in _heads.items() if stream != _FINALIZED}
+
+
+def finalized_block() -> int | None:
+    """Return the finalized block; None where this process does not read the chain."""
+    known = _heads.get(_FINALIZED)
+    return None if known is None else known.position
+
+
 def finalized_age_s() -> float | None:
     """Return for how long no block has become final; None where this process does not read the chain."""
     known = _heads.get(_FINALIZED)

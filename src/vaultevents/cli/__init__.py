@@ -38,7 +38,7 @@ COMMANDS = {
     "key": "Add, list, rotate and revoke the keys of the HTTP API.",
     "mfa": "Enrol and reset the second factor with which an account changes its webhooks.",
     "report": "Oracle reports: files, proofs, calldata.",
-    "audit": "Proofs over what is stored.",
+    "audit": "Proofs over what is stored, and the log of who changed what.",
     "quarantine": "Logs that cannot be decoded: list, retry, dismiss.",
 }
 """Every command with the first sentence of its help, in the order of the help."""

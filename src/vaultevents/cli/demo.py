@@ -271,6 +271,7 @@ async def _stage(directory: Path, seed: int | None, console_port: int | None) ->
         },
         "api": {"port": 0},
         "console": {"serve": "off"} if console_port is None else {"port": console_port},
+        "metrics": {"port": 0},
     }
     settings = config.given(values, "demo")  # and nothing of the environment: never the operator's own database
     try:
