@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -29,9 +30,9 @@ async def read(
     stored = await gauges.read(database)
     async with database.statement() as connection:
         notices = await connection.fetch(_NOTICES, RECENT_S)
-    return Facts(
+    return replace(
+        counted(),
         streams={stream: _state(stream, facts, heads) for stream, facts in stored.streams.items()},
-        finalized_age_s=metrics.finalized_age_s() or 0.0,
         oldest_due_s=stored.oldest_due_s,
         pending=stored.deliveries["scheduled"],
         outbox_rows=stored.outbox_rows,
@@ -45,6 +46,13 @@ async def read(
         step_up_locked=stored.step_up_locked,
         disk_free=await free_shares(disks),
         recent_notices={row["kind"]: row["number"] for row in notices},
+    )
+
+
+def counted() -> Facts:
+    """Return what this process knows without the database."""
+    return Facts(
+        finalized_age_s=metrics.finalized_age_s() or 0.0,
         recent_node_failures=metrics.recent(metrics.NODE_FAILURES),
         recent_audit_findings=metrics.recent(metrics.AUDIT_FINDINGS),
         recent_replayed_tokens=metrics.recent(metrics.REFUSALS)["token_replayed"],
