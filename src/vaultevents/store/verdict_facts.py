@@ -64,7 +64,7 @@ def counted() -> Facts:
 def _state(stream: str, facts: StreamFacts, heads: Mapping[str, int]) -> StreamState:
     head = heads.get(stream)
     lag = metrics.lag(stream, facts.position) if head is None else max(0, head - facts.position)
-    return StreamState(lag, facts.age_s, facts.stuck_s, facts.unverified)
+    return StreamState(lag, facts.age_s, facts.stuck_s, facts.unverified, facts.position)
 
 
 # Of those that are finished there is an index by time; the others are few, or the operator's webhook is away.
