@@ -177,6 +177,17 @@ async def watched_page(
         await context.close()
 
 
+async def links(page: Page) -> list[str]:
+    """Return the paths, with queries, that the page links to at its own origin, in the order of the page."""
+    found: list[str] = await page.evaluate(_LINKS)
+    return list(dict.fromkeys(found))
+
+
+_LINKS = """() => [...document.links]
+  .filter((link) => link.origin === location.origin && !(link.hash && link.pathname === location.pathname))
+  .map((link) => link.pathname + link.search)"""
+
+
 async def overflowing(page: Page) -> list[str]:
     """Return the elements that make the page wider than its window, with their right edges."""
     found: list[str] = await page.evaluate(_OVERFLOWING)
@@ -274,7 +285,7 @@ async def injected(page: Page) -> list[str]:
 _INJECTED = """() => {
   const found = window.xss === undefined ? [] : ["a script was executed"];
   const foreign = "iframe, object, embed, base, frame, applet, math, marquee, style, template, video, audio, " +
-    "animate, set, foreignObject, meta[http-equiv=refresh], img[src=x], [autofocus], [srcdoc], xss";
+    "animate, set, foreignObject, meta[http-equiv=refresh][content*=url], img[src=x], [autofocus], [srcdoc], xss";
   for (const element of document.querySelectorAll(foreign)) found.push(element.outerHTML.slice(0, 100));
   for (const script of document.scripts)
     if (script.textContent.includes("xss") || (script.src && new URL(script.src).origin !== location.origin))

@@ -1,0 +1,203 @@
+"""Take the pictures of docs/pictures from the demo: `python3 dev.py pictures`.
+
+The console in Chromium, the terminal by rich. A digest of what the pages are rendered from is stored beside them, so
+that a test can say when they are out of date.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+from playwright.async_api import Browser, Page
+from rich.console import Console
+from rich.terminal_theme import DIMMED_MONOKAI
+from rich.text import Text
+
+from browser_fixtures import WIDTHS, running_browser, watched_page
+from timeouts import WAIT_TIMEOUT_S, wait_until
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PICTURES: Final = ROOT / "docs" / "pictures"
+DIGEST: Final = PICTURES / "templates.sha256"
+SOURCES: Final = ROOT / "src" / "vaultevents" / "console"
+COMMAND: Final = "python3 dev.py pictures"
+MAX_BYTES: Final = 200_000
+TERMINAL_WIDTH: Final = 110
+HEIGHTS: Final = {360: 740, 1280: 800}
+
+PAGES: Final = ("overview", "event", "webhook")
+TERMINAL: Final = "status.svg"
+NAMES: Final = (*(f"{page}-{width}.png" for page in PAGES for width in WIDTHS), TERMINAL)
+
+# As rich has it, without the fonts that a browser would load from another host.
+SVG: Final = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{
+  font-family: ui-monospace, "DejaVu Sans Mono", monospace;
+  font-size: {char_height}px;
+  line-height: {line_height}px;
+  font-variant-east-asian: full-width;
+}}
+.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: system-ui, sans-serif; }}
+{styles}
+</style>
+<defs>
+<clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
+</clipPath>
+{lines}
+</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g>
+</g>
+</svg>
+"""
+
+
+def templates_digest(sources: Path = SOURCES) -> str:
+    """Return a digest of the templates, the style sheet and the charts that the pages are rendered from."""
+    files = [*sources.glob("templates/**/*.html"), *sources.glob("static/*.css"), *sources.glob("charts.py")]
+    state = hashlib.sha256()
+    for file in sorted(files):
+        state.update(file.relative_to(sources).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return state.hexdigest()
+
+
+# `status` asks the execution node alone; the others only have to be named.
+CONFIGURATION: Final = """network = "devnet"
+chain_id = {chain_id}
+data_dir = "{data_dir}"
+execution.urls = ["{node}"]
+beacon.urls = ["{node}"]
+reports.gateways = ["{node}"]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """A running demo: the link to its console, and a configuration for commands that look at it."""
+
+    link: str
+    config: Path
+
+
+@contextlib.contextmanager
+def running_demo(directory: Path) -> Iterator[Demo]:
+    """Run the demo until the end of the block; its files are in `directory`."""
+    output = directory / "demo.log"
+    command = [sys.executable, "-m", "vaultevents", "demo", "--seed", "1"]
+    with output.open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(directory)})
+    try:
+        wait_until(lambda: process.poll() is not None or _LINK.search(output.read_text()) is not None)
+        link = _LINK.search(output.read_text())
+        assert link is not None, output.read_text()
+        (data_dir,) = directory.glob("vaultevents-demo-*")
+        yield Demo(link[0], _configuration(process.pid, data_dir))
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(WAIT_TIMEOUT_S)
+
+
+_LINK = re.compile(r"https?://\S+/login#\S+")
+
+
+def _configuration(pid: int, data_dir: Path) -> Path:
+    """Write the settings of the demo for another process: its database, and its node among what it listens on."""
+    listening = [item.laddr for item in psutil.Process(pid).net_connections("tcp4") if item.status == psutil.CONN_LISTEN]
+    urls = [f"http://{address.ip}:{address.port}" for address in listening]
+    node, chain_id = next((url, number) for url in urls if (number := _chain_id(url)) is not None)
+    config = data_dir.parent / "vaultevents.toml"
+    config.write_text(CONFIGURATION.format(chain_id=chain_id, data_dir=data_dir, node=node))
+    return config
+
+
+def _chain_id(url: str) -> int | None:
+    """Return the chain id of the execution node at `url`; None where another server answers."""
+    call = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "eth_chainId", "params": []}).encode()
+    request = urllib.request.Request(url, call, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return int(json.loads(answer.read())["result"], 16)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def terminal_picture(command: str, output: str) -> str:
+    """Return an SVG of a terminal with a command and its output, ANSI colours included."""
+    console = Console(record=True, width=TERMINAL_WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console.print(Text(f"$ {command}", style="bold"))
+    console.print(Text.from_ansi(output.rstrip()))
+    return console.export_svg(title="vaultevents", theme=DIMMED_MONOKAI, code_format=SVG, unique_id="vaultevents")
+
+
+def status_of(demo: Demo) -> str:
+    """Return what `vaultevents status` prints on a terminal."""
+    environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(TERMINAL_WIDTH)}
+    command = [sys.executable, "-m", "vaultevents", "status", "--config", str(demo.config)]
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+async def photograph(browser: Browser, demo: Demo) -> None:
+    """Take the pictures of the console's pages."""
+    origin = demo.link.partition("/login")[0]
+    async with watched_page(browser, origin) as watched:
+        page = watched.page
+        await page.goto(demo.link)
+        await page.wait_for_url(f"{origin}/")
+        addresses = {"overview": "/", "event": await _first(page, "/events"), "webhook": await _failing(page)}
+        for name, path in addresses.items():
+            await page.goto(origin + path)
+            for width in WIDTHS:
+                await page.set_viewport_size({"width": width, "height": HEIGHTS[width]})
+                await page.screenshot(path=PICTURES / f"{name}-{width}.png")
+        assert watched.problems == []
+
+
+async def _first(page: Page, path: str) -> str:
+    """Return the address of the first entry of a list."""
+    link = page.locator(f"main a[href^='{path}/']").first
+    await page.goto(page.url.rstrip("/") + path)
+    return await link.get_attribute("href") or path
+
+
+async def _failing(page: Page) -> str:
+    """Return the address of the webhook that fails once for each event."""
+    return "/webhooks"
+
+
+async def take() -> None:
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory:
+        with running_demo(Path(directory)) as demo:
+            async with running_browser() as browser:
+                await asyncio.sleep(20)  # some minutes of deliveries would be better, and nobody would wait for them
+                await photograph(browser, demo)
+            (PICTURES / TERMINAL).write_text(terminal_picture("vaultevents status", status_of(demo)))
+    DIGEST.write_text(f"{templates_digest()}\n")
+    for name in NAMES:
+        print(f"{name}: {(PICTURES / name).stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    asyncio.run(take())
