@@ -148,7 +148,8 @@ class CommandLine:
 
     @classmethod
     def of(cls, home: Path, **environment: str) -> CommandLine:
-        return cls(home, {"PATH": os.environ["PATH"], "HOME": str(home), "TZ": "UTC", **environment})
+        own = {"PATH": os.environ["PATH"], "HOME": str(home), "TZ": "UTC", "VAULTEVENTS_CONSOLE__PORT": "0"}
+        return cls(home, own | environment)
 
     async def start(self, *arguments: str, **environment: str) -> Running:
         variables = self.environment | environment

@@ -7,6 +7,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_args
 from urllib.parse import urlsplit
@@ -50,6 +51,8 @@ PATHS = (
     "delivery.ca_file",
     "api.certificate_file",
     "api.key_file",
+    "console.certificate_file",
+    "console.key_file",
 )
 """Paths that are relative to the directory of the file."""
 
@@ -486,6 +489,64 @@ class ApiSettings(Section):
         return self
 
 
+class ConsoleSettings(Section):
+    """The operator's console, on a listener of its own. `vaultevents console` prints a link to log in."""
+
+    serve: Literal["on", "off"] = Field(default="on", description="`off`: this process serves no console.")
+    host: str = Field(
+        default="127.0.0.1",
+        description="Address on which the console listens. Beyond loopback it requires TLS or `trusted_proxies`.",
+    )
+    port: int = Field(default=8421, ge=0, le=65535, description="Port on which the console listens.")
+    public_origin: Origin | None = Field(
+        default=None,
+        description=(
+            "Origin under which browsers reach the console, such as `https://ops.example.org`, where it differs from "
+            "the address above."
+        ),
+    )
+    certificate_file: FilePath | None = Field(
+        default=None,
+        description="PEM file with the certificate chain for TLS. Without it the console speaks plain HTTP.",
+    )
+    key_file: FilePath | None = Field(default=None, description="PEM file with the private key of the certificate.")
+    trusted_proxies: Annotated[tuple[Cidr, ...], NoDecode, COMMAS] = Field(
+        default=(),
+        description=(
+            "TLS proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` are trusted. On a plain listener beyond "
+            "loopback only requests that came to one of them by TLS are served."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _certificate_with_key(self) -> Self:
+        if (self.certificate_file is None) != (self.key_file is None):
+            raise ValueError("certificate_file and key_file belong together: give both or none")
+        return self
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether only this machine reaches the listener."""
+        try:
+            return ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def needs_proxy(self) -> bool:
+        """Whether a request is served only if a trusted proxy received it by TLS."""
+        return not self.on_loopback and self.certificate_file is None
+
+    @model_validator(mode="after")
+    def _private_or_encrypted(self) -> Self:
+        if self.serve == "on" and self.needs_proxy and not self.trusted_proxies:
+            raise ValueError(
+                f"the console would send its login unencrypted from {self.host}: set certificate_file and key_file, "
+                "name the TLS proxy in front in trusted_proxies, or listen on 127.0.0.1"
+            )
+        return self
+
+
 class OperatorSettings(Section):
     """Notices for the operator, signed with `operator_secret`."""
 
@@ -594,6 +655,7 @@ class Settings(BaseSettings):
     contracts: ContractSettings = ContractSettings()
     delivery: DeliverySettings = DeliverySettings()
     api: ApiSettings = ApiSettings()
+    console: ConsoleSettings = ConsoleSettings()
     operator: OperatorSettings = OperatorSettings()
     retention: RetentionSettings = RetentionSettings()
     metrics: MetricsSettings = MetricsSettings()

@@ -22,6 +22,8 @@ from vaultevents.api.server import ServerOptions, bind, url_of
 from vaultevents.api.server import serve as answer
 from vaultevents.chain.execution.client import ExecutionChain
 from vaultevents.config import Settings
+from vaultevents.console.app import build as build_console
+from vaultevents.console.context import ConsoleContext
 from vaultevents.core.errors import ConfigError, DatabaseUnavailable, SourceUnavailable, VaulteventsError
 from vaultevents.core.sealing import Secret
 from vaultevents.core.tokens import TokenRules
@@ -66,6 +68,7 @@ PRUNE_EVERY_S = 3600.0
 PRUNE_PAUSE_S = 1.0
 """After each thousand deliveries, so that nothing else notices."""
 METRICS_CONNECTIONS = 64
+CONSOLE_CONNECTIONS = 128
 OTHER_FILES = 512
 """What the database, the nodes, the metrics and the process itself may have open."""
 
@@ -77,10 +80,12 @@ async def serve(
     only: Collection[Role] = ROLES,
     on_advance: Callable[[Advanced], None] = lambda _: None,
     observed: bool = True,
+    on_console: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Runs the chosen workers until `stop` is set, then drains: attempts in flight are finished and settled.
 
     Metrics are served to the end of the drain, if they are switched on, except by a process that is not `observed`.
+    `on_console` gets the URL of the console, where this process serves it.
 
     A span that is being read then is dropped; it is read again at the next start. A `StreamStopped` or a bug in
     one worker ends all of them.
@@ -95,6 +100,9 @@ async def serve(
         scraped = bind(metrics_options(settings)) if observed and settings.metrics.serve == "on" else None
         if scraped is not None:
             stack.callback(scraped.close)
+        console = bind(console_options(settings)) if observed and _has_console(settings, only) else None
+        if console is not None:
+            stack.callback(console.close)
         store = await stack.enter_async_context(open_store(settings))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         keepers = [group.create_task(_keep_server(store))]  # first: every later step may find the server gone
@@ -115,6 +123,11 @@ async def serve(
             group.create_task(_send_notices(settings, store, clock, operator, stop)) if "dispatch" in only else None
         )
         answering = group.create_task(_answer(settings, store, clock, listener, files, stop)) if listener else None
+        showing: asyncio.Task[None] | None = None
+        if console is not None:
+            url = url_of(console, console_options(settings))
+            showing = group.create_task(_show(settings, store, clock, console, url, stop))
+            on_console(url)
         if watching is not None and settings.retention.keep_days:  # one process watches, many may dispatch
             keepers.append(group.create_task(_prune(store.database, timedelta(days=settings.retention.keep_days))))
         if watching is not None:
@@ -128,7 +141,7 @@ async def serve(
         log.info("stopping")
         if watching is not None:
             watching.cancel()
-        for draining in (dispatching, notifying, answering):
+        for draining in (dispatching, notifying, answering, showing):
             if draining is not None:
                 await draining
         drained.set()
@@ -338,6 +351,36 @@ async def _observe(
     options = metrics_options(settings)
     log.info("metrics_listen", url=url_of(listener, options))
     await answer(scraping.build(store.database), listener, options, lambda: clock.now().timestamp(), stop)
+
+
+def _has_console(settings: Settings, only: Collection[Role]) -> bool:
+    """Whether this process serves the console: the one that serves the API, so that one of several does."""
+    return settings.console.serve == "on" and "api" in only
+
+
+def console_options(settings: Settings) -> ServerOptions:
+    """Return where and how the console listens."""
+    console = settings.console
+    return ServerOptions(
+        console.host,
+        console.port,
+        console.certificate_file,
+        console.key_file,
+        tuple(map(str, console.trusted_proxies)),
+        what="the console",
+        table="console",
+        max_connections=CONSOLE_CONNECTIONS,
+        connections_per_address=CONSOLE_CONNECTIONS,
+    )
+
+
+async def _show(
+    settings: Settings, store: Store, clock: ServiceClock, listener: socket.socket, url: str, stop: asyncio.Event
+) -> None:
+    """Serve the console."""
+    context = ConsoleContext(store.database, settings, store.key, lambda: clock.now().timestamp(), stop)
+    log.info("console_listens", url=url, advice="'vaultevents console' prints a link to log in")
+    await answer(build_console(context), listener, console_options(settings), context.now_s, stop)
 
 
 async def _forget(database: Database) -> None:

@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "watch": {"root", "core", "telemetry", "metrics", "chain", "store"},
     "dispatch": {"root", "core", "telemetry", "metrics", "egress", "proxy", "store"},
     "api": {"root", "core", "telemetry", "metrics", "store"},
+    "console": {"root", "core", "telemetry", "metrics", "config", "store", "api", "wiring"},
     "wiring": {
         "root",
         "core",
@@ -51,15 +52,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "daemon": {
         *("root", "core", "telemetry", "metrics", "egress", "proxy", "resolver", "config", "chain", "store"),
-        *("watch", "dispatch", "api", "wiring"),
+        *("watch", "dispatch", "api", "console", "wiring"),
     },
     "probes": {
         *("root", "core", "telemetry", "metrics", "egress", "proxy", "resolver", "config", "chain", "store"),
-        *("watch", "api", "wiring", "daemon"),
+        *("watch", "api", "console", "wiring", "daemon"),
     },
     "cli": {
         *("root", "core", "telemetry", "metrics", "egress", "proxy", "resolver", "config", "chain", "store"),
-        *("watch", "dispatch", "api", "wiring", "daemon", "probes", "devnet"),
+        *("watch", "dispatch", "api", "console", "wiring", "daemon", "probes", "devnet"),
     },
     "__main__": {"cli"},
 }
@@ -80,7 +81,9 @@ PLACES: dict[str, set[str]] = {
     "eth_abi": {"chain.execution.contracts", "core.reports"},
     "tenacity": {"chain"},
     "fastapi": {"api"},
-    "starlette": {"api"},
+    "starlette": {"api", "console"},
+    "jinja2": {"console"},
+    "markupsafe": {"console"},
     "uvicorn": {"api"},
     "prometheus_client": {"metrics"},
     "aiodns": {"resolver"},

@@ -58,7 +58,7 @@ def test_every_default_that_a_shipped_file_shows_is_the_default(tmp_path: Path, 
         *(
             "certificate_file",
             "key_file",
-            "public_origins",
+            "public_origin",
             "trusted_proxies",
             "operator_secret_file",
             "webhook_url",

@@ -105,8 +105,8 @@ async def serve(
         config.load()
     except OSError as error:  # SSLError is one
         raise ConfigError(
-            f"api.certificate_file and api.key_file cannot be used ({error.strerror or error}): name a PEM certificate "
-            "chain and its key"
+            f"{options.table}.certificate_file and {options.table}.key_file cannot be used "
+            f"({error.strerror or error}): name a PEM certificate chain and its key"
         ) from None
     server = _Server(config, options, now_s)
     ending = asyncio.create_task(_exit_on(stop, server))

@@ -23,6 +23,7 @@ COMMANDS = {
     "replay": "Restore and compare the events of a range of blocks or of epochs.",
     "check": "See whether everything that is configured works.",
     "status": "Show how far the streams are and what is still to be delivered.",
+    "console": "Print a link that logs a browser in to the console, once.",
     "demo": "See it work, on this machine alone.",
     "listen": "Receive, verify and print webhooks on this machine.",
     "call": "Send one signed request to the HTTP API, as a customer would.",

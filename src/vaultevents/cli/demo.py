@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from vaultevents import config
 from vaultevents.cli.options import JsonOption
 from vaultevents.cli.terminal import complete, put_json, say, stopping
 from vaultevents.config import Settings
+from vaultevents.console.sessions import new_link
 from vaultevents.core.errors import ConfigError
 from vaultevents.core.events import EVENT_TYPES
 from vaultevents.core.sealing import NONCE_BYTES, Secret
@@ -37,6 +39,7 @@ from vaultevents.devnet.gateway import Gateway
 from vaultevents.devnet.receivers import Hook, Receivers, Reply, per_event
 from vaultevents.devnet.simulation import Simulation
 from vaultevents.store import accounts, webhooks
+from vaultevents.store.pool import Database
 from vaultevents.store.postgres import layout
 from vaultevents.telemetry import configure_logging
 from vaultevents.wiring.database import Store, open_store
@@ -57,6 +60,9 @@ def demo(
         bool, typer.Option("--once", help="End when a short history and a few new blocks are delivered.")
     ] = False,
     seed: Annotated[int, typer.Option(help="The same seed gives the same chain.")] = 1,
+    console_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the console; 0 takes a free one. None with --once.")
+    ] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """See it work, on this machine alone.
@@ -70,7 +76,8 @@ def demo(
         with tempfile.TemporaryDirectory(prefix="vaultevents-demo-", ignore_cleanup_errors=True) as directory:
             try:
                 with _shown(as_json=as_json) as show:
-                    result = complete(_demo(Path(directory), seed, once=once, show=show))
+                    port = None if once else console_port
+                    result = complete(_demo(Path(directory), seed, port, once=once, show=show))
             finally:
                 _wait_for_the_server(Path(directory) / "postgres")
     except OSError as error:
@@ -115,6 +122,7 @@ class Stage:
 
     simulation: Simulation
     settings: Settings
+    database: Database
     subscribers: tuple[Subscriber, ...]
     began_at_s: float
 
@@ -150,11 +158,18 @@ class Stage:
         }
 
 
-async def _demo(directory: Path, seed: int, *, once: bool, show: Callable[[Stage], None]) -> dict[str, Any]:
+async def _demo(
+    directory: Path, seed: int, console_port: int | None, *, once: bool, show: Callable[[Stage], None]
+) -> dict[str, Any]:
     ended, stop = asyncio.Event(), asyncio.Event()
     with stopping(ended):
-        async with _stage(directory, seed) as stage, asyncio.TaskGroup() as group:
-            serving = group.create_task(serve(stage.settings, stop))
+        async with _stage(directory, seed, console_port) as stage, asyncio.TaskGroup() as group:
+
+            def invite(url: str) -> None:
+                if sys.stdout.isatty():  # a program that reads the output could not log in
+                    group.create_task(_put_link(stage, url))
+
+            serving = group.create_task(serve(stage.settings, stop, on_console=invite))
             await _live(stage, ended, once=once, show=show)
             wanted = await _drained(stage, show)
             show(stage)
@@ -162,6 +177,10 @@ async def _demo(directory: Path, seed: int, *, once: bool, show: Callable[[Stage
             stop.set()
             await serving
     return result
+
+
+async def _put_link(stage: Stage, url: str) -> None:
+    say(f"Console: {(await new_link(stage.database, url)).url}")
 
 
 async def _live(stage: Stage, ended: asyncio.Event, *, once: bool, show: Callable[[Stage], None]) -> None:
@@ -190,7 +209,7 @@ async def _drained(stage: Stage, show: Callable[[Stage], None]) -> set[tuple[str
 
 
 @asynccontextmanager
-async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
+async def _stage(directory: Path, seed: int, console_port: int | None) -> AsyncIterator[Stage]:
     began_at_s = time.monotonic()
     genesis_s = int(time.time()) - HISTORY_BLOCKS - LEAD_S  # slots of a second, so that its clock is about ours
     chain = Chain(seed, genesis_time_s=genesis_s, seconds_per_slot=1)
@@ -217,11 +236,14 @@ async def _stage(directory: Path, seed: int) -> AsyncIterator[Stage]:
             "poll_interval_s": 0.2,
         },
         "api": {"port": 0},
+        "console": {"serve": "off"} if console_port is None else {"port": console_port},
     }
     settings = config.given(values, "demo")  # and nothing of the environment: never the operator's own database
     try:
         async with open_store(settings) as store:
-            yield Stage(simulation, settings, tuple(await _register(store, simulation, receivers)), began_at_s)
+            yield Stage(
+                simulation, settings, store.database, tuple(await _register(store, simulation, receivers)), began_at_s
+            )
     finally:
         await node.stop()
         await beacon.stop()

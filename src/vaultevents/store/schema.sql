@@ -487,6 +487,32 @@ COMMENT ON COLUMN vaultevents.attempts.connect_ms IS 'TCP connection, in millise
 COMMENT ON COLUMN vaultevents.attempts.tls_ms IS 'TLS handshake, in milliseconds.';
 COMMENT ON COLUMN vaultevents.attempts.first_byte_ms IS 'From the start of the attempt to the first byte of the answer, in milliseconds.';
 
+CREATE TABLE vaultevents.console_links (
+    digest bytea NOT NULL,
+    made_by text NOT NULL,
+    valid_until timestamp with time zone NOT NULL,
+    CONSTRAINT console_links_digest_check CHECK ((octet_length(digest) = 32))
+);
+COMMENT ON TABLE vaultevents.console_links IS 'Links of `vaultevents console` that were not used yet. Each is exchanged once for a session.';
+COMMENT ON COLUMN vaultevents.console_links.digest IS 'SHA-256 of the code in the link.';
+COMMENT ON COLUMN vaultevents.console_links.made_by IS 'User of the operating system who asked for it.';
+COMMENT ON COLUMN vaultevents.console_links.valid_until IS 'Until when it can be used.';
+
+CREATE TABLE vaultevents.console_sessions (
+    id text NOT NULL,
+    digest bytea NOT NULL,
+    made_by text NOT NULL,
+    begun_at timestamp with time zone DEFAULT vaultevents.db_now() NOT NULL,
+    valid_until timestamp with time zone NOT NULL,
+    CONSTRAINT console_sessions_digest_check CHECK ((octet_length(digest) = 32))
+);
+COMMENT ON TABLE vaultevents.console_sessions IS 'Browsers that are logged in to the console.';
+COMMENT ON COLUMN vaultevents.console_sessions.id IS 'Random name of the session. It is no secret.';
+COMMENT ON COLUMN vaultevents.console_sessions.digest IS 'SHA-256 of the token in the browser''s cookie.';
+COMMENT ON COLUMN vaultevents.console_sessions.made_by IS 'User of the operating system who asked for the link.';
+COMMENT ON COLUMN vaultevents.console_sessions.begun_at IS 'When the link was used.';
+COMMENT ON COLUMN vaultevents.console_sessions.valid_until IS 'When the session ends.';
+
 CREATE TABLE vaultevents.cursors (
     id bigint NOT NULL,
     stream text NOT NULL,
@@ -1291,6 +1317,12 @@ ALTER TABLE ONLY vaultevents.api_public_keys
     ADD CONSTRAINT api_public_keys_pkey PRIMARY KEY (api_key_id, fingerprint);
 ALTER TABLE ONLY vaultevents.attempts
     ADD CONSTRAINT attempts_pkey PRIMARY KEY (delivery_id, number);
+ALTER TABLE ONLY vaultevents.console_links
+    ADD CONSTRAINT console_links_pkey PRIMARY KEY (digest);
+ALTER TABLE ONLY vaultevents.console_sessions
+    ADD CONSTRAINT console_sessions_digest_key UNIQUE (digest);
+ALTER TABLE ONLY vaultevents.console_sessions
+    ADD CONSTRAINT console_sessions_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY vaultevents.cursors
     ADD CONSTRAINT cursors_pkey PRIMARY KEY (id);
 ALTER TABLE ONLY vaultevents.deliveries

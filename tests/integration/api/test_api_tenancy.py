@@ -122,6 +122,8 @@ from information_schema.columns c where c.table_schema = current_schema() group 
 
 SHARED = {"cursors", "discovery", "feed", "hash_key", "key_ring", "migrations", "network", "registry", "reports"}
 SHARED |= {
+    "console_links",
+    "console_sessions",
     "deposit_searches",
     "deposits",
     "health_probe",

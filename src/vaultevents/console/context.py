@@ -1,0 +1,38 @@
+"""What every page of the console works with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from vaultevents.config import Settings
+from vaultevents.core.errors import DatabaseUnavailable
+from vaultevents.core.sealing import MasterKey
+from vaultevents.store.pool import Database
+
+ANSWERS_WITHIN_S: Final = 4.0
+"""A database that is slower counts as away: a browser shows that instead of waiting."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleContext:
+    """The console of one process. `stop` ends the streams of live pages, so that a shutdown waits for none."""
+
+    database: Database
+    settings: Settings
+    key: MasterKey
+    now_s: Callable[[], float]
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+async def in_time(reading: Awaitable[T]) -> T:
+    """Return what the database answers; raise `DatabaseUnavailable` when it takes too long."""
+    try:
+        async with asyncio.timeout(ANSWERS_WITHIN_S):
+            return await reading
+    except TimeoutError:
+        raise DatabaseUnavailable(f"the database did not answer within {ANSWERS_WITHIN_S:g} s") from None
