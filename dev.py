@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Make the environment, then run: `dev.py demo | test | lint | schema | bench NAME | anvil | <a vaultevents command>`.
+"""Make the environment, then run `dev.py demo | test | lint | schema | pictures | bench NAME | anvil | COMMAND`.
+
+COMMAND is one of vaultevents, with its arguments.
 
 Standard library only, Python >= 3.11 with venv. Everything is installed into `.venv` beside this file from the
 hash-locked requirement files, and installed again only when a lock or the interpreter changes.
@@ -139,6 +141,13 @@ def schema() -> int:
     return run(str(ROOT / "tests" / "schema_picture.py"))
 
 
+def pictures() -> int:
+    """Take the pictures of docs/pictures from the demo, after a page of the console was changed."""
+    environment("test")
+    chromium()
+    return run(str(ROOT / "tests" / "pictures.py"))
+
+
 def anvil() -> NoReturn:
     """Run a chain with the protocol's contracts on the port that `init --network devnet` expects."""
     environment("test")
@@ -167,6 +176,8 @@ def main(arguments: list[str]) -> int:  # noqa: RET503 - execv does not return
         return lint()
     if command == "schema":
         return schema()
+    if command == "pictures":
+        return pictures()
     if command == "bench":
         return bench(rest)
     if command == "anvil":

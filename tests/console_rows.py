@@ -31,16 +31,14 @@ async def usual_rows(database: Database) -> None:
         "update attempts set dns_ms = $1, connect_ms = $2, tls_ms = $3, first_byte_ms = $4, duration_ms = 25",
         *timings.values(),
     )
-    await change(database, "update attempts set excerpt = '{\"error\": \"out of service\"}' where status = 503")
+    await change(database, 'update attempts set excerpt = \'{"error": "out of service"}\' where status = 503')
     await change(
         database,
         "update webhooks set failures = 12, first_failure_at = db_now() - interval '3 hours',"
         " last_failure_at = db_now() where id = any($1)",
         [failing.id, disabled.id],
     )
-    await change(
-        database, "update webhooks set active = false, disabled_reason = 'failing' where id = $1", disabled.id
-    )
+    await change(database, "update webhooks set active = false, disabled_reason = 'failing' where id = $1", disabled.id)
     await _nodes(database, ["https://execution.example"], "HTTP status 503")
     await _operator_rows(database, ["the node does not have this block"])
 

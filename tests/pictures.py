@@ -39,6 +39,8 @@ SOURCES: Final = ROOT / "src" / "vaultevents" / "console"
 COMMAND: Final = "python3 dev.py pictures"
 MAX_BYTES: Final = 200_000
 TERMINAL_WIDTH: Final = 110
+SHOWN_AFTER_S: Final = 20.0
+"""Until then the demo has sent its history, and some of what came after it."""
 HEIGHTS: Final = {360: 740, 1280: 800}
 
 PAGES: Final = ("overview", "event", "webhook")
@@ -105,7 +107,7 @@ class Demo:
 def running_demo(directory: Path) -> Iterator[Demo]:
     """Run the demo until the end of the block; its files are in `directory`."""
     output = directory / "demo.log"
-    command = [sys.executable, "-m", "vaultevents", "demo", "--seed", "1"]
+    command = [sys.executable, "-m", "vaultevents", "demo", "--seed", "1", "--console-port", "0"]
     with output.open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(directory)})
     try:
@@ -124,7 +126,9 @@ _LINK = re.compile(r"https?://\S+/login#\S+")
 
 def _configuration(pid: int, data_dir: Path) -> Path:
     """Write the settings of the demo for another process: its database, and its node among what it listens on."""
-    listening = [item.laddr for item in psutil.Process(pid).net_connections("tcp4") if item.status == psutil.CONN_LISTEN]
+    listening = [
+        item.laddr for item in psutil.Process(pid).net_connections("tcp4") if item.status == psutil.CONN_LISTEN
+    ]
     urls = [f"http://{address.ip}:{address.port}" for address in listening]
     node, chain_id = next((url, number) for url in urls if (number := _chain_id(url)) is not None)
     config = data_dir.parent / "vaultevents.toml"
@@ -145,7 +149,9 @@ def _chain_id(url: str) -> int | None:
 
 def terminal_picture(command: str, output: str) -> str:
     """Return an SVG of a terminal with a command and its output, ANSI colours included."""
-    console = Console(record=True, width=TERMINAL_WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console = Console(
+        record=True, width=TERMINAL_WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor"
+    )
     console.print(Text(f"$ {command}", style="bold"))
     console.print(Text.from_ansi(output.rstrip()))
     return console.export_svg(title="vaultevents", theme=DIMMED_MONOKAI, code_format=SVG, unique_id="vaultevents")
@@ -188,12 +194,11 @@ async def _failing(page: Page) -> str:
 
 async def take() -> None:
     PICTURES.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as directory:
-        with running_demo(Path(directory)) as demo:
-            async with running_browser() as browser:
-                await asyncio.sleep(20)  # some minutes of deliveries would be better, and nobody would wait for them
-                await photograph(browser, demo)
-            (PICTURES / TERMINAL).write_text(terminal_picture("vaultevents status", status_of(demo)))
+    with tempfile.TemporaryDirectory() as directory, running_demo(Path(directory)) as demo:
+        async with running_browser() as browser:
+            await asyncio.sleep(SHOWN_AFTER_S)
+            await photograph(browser, demo)
+        (PICTURES / TERMINAL).write_text(terminal_picture("vaultevents status", status_of(demo)))
     DIGEST.write_text(f"{templates_digest()}\n")
     for name in NAMES:
         print(f"{name}: {(PICTURES / name).stat().st_size} bytes")
