@@ -14,12 +14,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +38,7 @@ DIGEST: Final = PICTURES / "templates.sha256"
 SOURCES: Final = ROOT / "src" / "vaultevents" / "console"
 COMMAND: Final = "python3 dev.py pictures"
 MAX_BYTES: Final = 200_000
+VAULTEVENTS: Final = (sys.executable, "-m", "vaultevents")
 TERMINAL_WIDTH: Final = 110
 SHOWN_AFTER_S: Final = 20.0
 """Until then the demo has sent its history, and some of what came after it."""
@@ -85,55 +86,52 @@ def templates_digest(sources: Path = SOURCES) -> str:
     return state.hexdigest()
 
 
-# `status` asks the execution node alone; the others only have to be named.
+# `status` asks the execution node alone; the rest only has to be named.
 CONFIGURATION: Final = """network = "devnet"
 chain_id = {chain_id}
 data_dir = "{data_dir}"
 execution.urls = ["{node}"]
 beacon.urls = ["{node}"]
 reports.gateways = ["{node}"]
+contracts.lazy_oracles = ["0x0000000000000000000000000000000000000001"]
+console.port = {port}
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Demo:
-    """A running demo: the link to its console, and a configuration for commands that look at it."""
-
-    link: str
-    config: Path
-
-
 @contextlib.contextmanager
-def running_demo(directory: Path) -> Iterator[Demo]:
-    """Run the demo until the end of the block; its files are in `directory`."""
-    output = directory / "demo.log"
-    command = [sys.executable, "-m", "vaultevents", "demo", "--seed", "1", "--console-port", "0"]
-    with output.open("w") as log:
+def running_demo(directory: Path) -> Iterator[Path]:
+    """Run the demo in `directory` until the end of the block; yield a configuration for commands that look at it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [*VAULTEVENTS, "demo", "--seed", "1", "--console-port", str(port)]
+    with (directory / "demo.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(directory)})
     try:
-        wait_until(lambda: process.poll() is not None or _LINK.search(output.read_text()) is not None)
-        link = _LINK.search(output.read_text())
-        assert link is not None, output.read_text()
+        wait_until(lambda: process.poll() is not None or _listens(port))
+        assert process.poll() is None, (directory / "demo.log").read_text()
+        node, chain_id = _node(process.pid)
         (data_dir,) = directory.glob("vaultevents-demo-*")
-        yield Demo(link[0], _configuration(process.pid, data_dir))
+        config = directory / "vaultevents.toml"
+        config.write_text(CONFIGURATION.format(chain_id=chain_id, data_dir=data_dir, node=node, port=port))
+        yield config
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(WAIT_TIMEOUT_S)
 
 
-_LINK = re.compile(r"https?://\S+/login#\S+")
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+        return True
+    return False
 
 
-def _configuration(pid: int, data_dir: Path) -> Path:
-    """Write the settings of the demo for another process: its database, and its node among what it listens on."""
+def _node(pid: int) -> tuple[str, int]:
+    """Return the URL of the execution node among the servers of a process, and its chain id."""
     listening = [
         item.laddr for item in psutil.Process(pid).net_connections("tcp4") if item.status == psutil.CONN_LISTEN
     ]
     urls = [f"http://{address.ip}:{address.port}" for address in listening]
-    node, chain_id = next((url, number) for url in urls if (number := _chain_id(url)) is not None)
-    config = data_dir.parent / "vaultevents.toml"
-    config.write_text(CONFIGURATION.format(chain_id=chain_id, data_dir=data_dir, node=node))
-    return config
+    return next((url, number) for url in urls if (number := _chain_id(url)) is not None)
 
 
 def _chain_id(url: str) -> int | None:
@@ -157,19 +155,22 @@ def terminal_picture(command: str, output: str) -> str:
     return console.export_svg(title="vaultevents", theme=DIMMED_MONOKAI, code_format=SVG, unique_id="vaultevents")
 
 
-def status_of(demo: Demo) -> str:
-    """Return what `vaultevents status` prints on a terminal."""
+def output_of(command: str, config: Path) -> str:
+    """Return what a command prints on a terminal."""
     environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(TERMINAL_WIDTH)}
-    command = [sys.executable, "-m", "vaultevents", "status", "--config", str(demo.config)]
-    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    done = subprocess.run(
+        [*VAULTEVENTS, command, "--config", str(config)], env=environment, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout
 
 
-async def photograph(browser: Browser, demo: Demo) -> None:
+async def photograph(browser: Browser, config: Path) -> None:
     """Take the pictures of the console's pages."""
-    origin = demo.link.partition("/login")[0]
+    (link,) = re.findall(r"http://\S+/login#[\w-]+", output_of("console", config))
+    origin = link.partition("/login")[0]
     async with watched_page(browser, origin) as watched:
         page = watched.page
-        await page.goto(demo.link)
+        await page.goto(link)
         await page.wait_for_url(f"{origin}/")
         addresses = {"overview": "/", "event": await _first(page, "/events"), "webhook": await _failing(page)}
         for name, path in addresses.items():
@@ -194,11 +195,11 @@ async def _failing(page: Page) -> str:
 
 async def take() -> None:
     PICTURES.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as directory, running_demo(Path(directory)) as demo:
+    with tempfile.TemporaryDirectory() as directory, running_demo(Path(directory)) as config:
         async with running_browser() as browser:
             await asyncio.sleep(SHOWN_AFTER_S)
-            await photograph(browser, demo)
-        (PICTURES / TERMINAL).write_text(terminal_picture("vaultevents status", status_of(demo)))
+            await photograph(browser, config)
+        (PICTURES / TERMINAL).write_text(terminal_picture("vaultevents status", output_of("status", config)))
     DIGEST.write_text(f"{templates_digest()}\n")
     for name in NAMES:
         print(f"{name}: {(PICTURES / name).stat().st_size} bytes")
