@@ -98,10 +98,13 @@ async def running_browser() -> AsyncIterator[Browser]:
     axe_source()
     with tempfile.TemporaryDirectory(prefix="vaultevents-browser-", ignore_cleanup_errors=True) as directory:
         async with async_playwright() as playwright:
-            # Chromium refuses its sandbox for root. The pages of these tests are our own.
-            browser = await playwright.chromium.launch(
-                executable_path=executable, env=environment(Path(directory)), chromium_sandbox=os.geteuid() != 0
-            )
+            try:
+                # Chromium refuses its sandbox for root. The pages of these tests are our own.
+                browser = await playwright.chromium.launch(
+                    executable_path=executable, env=environment(Path(directory)), chromium_sandbox=os.geteuid() != 0
+                )
+            except Error as error:
+                absent(f"Chromium does not start ({error.message.splitlines()[0]})")
             try:
                 yield browser
             finally:
