@@ -87,7 +87,8 @@ class ConsoleServer:
     async def stranger(self) -> AsyncIterator[Browser]:
         """A browser that is not logged in."""
         jar = aiohttp.CookieJar(unsafe=True)  # cookies of IP addresses
-        async with aiohttp.ClientSession(cookie_jar=jar) as session:
+        connector = aiohttp.TCPConnector(force_close=True)  # a connection pauses after what was refused
+        async with aiohttp.ClientSession(cookie_jar=jar, connector=connector) as session:
             yield Browser(self.url, session)
 
     async def code(self) -> str:

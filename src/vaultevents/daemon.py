@@ -24,6 +24,7 @@ from vaultevents.chain.execution.client import ExecutionChain
 from vaultevents.config import Settings
 from vaultevents.console.app import build as build_console
 from vaultevents.console.context import ConsoleContext
+from vaultevents.core.actor import SERVICE, acting_as
 from vaultevents.core.errors import ConfigError, DatabaseUnavailable, SourceUnavailable, VaulteventsError
 from vaultevents.core.sealing import Secret
 from vaultevents.core.tokens import TokenRules
@@ -44,7 +45,7 @@ from vaultevents.store.pool import Database
 from vaultevents.watch.streams import follow
 from vaultevents.watch.wakeup import Wakeup
 from vaultevents.watch.watcher import Advanced
-from vaultevents.wiring.database import Store, open_hash_key, open_store, service_clock, while_lost
+from vaultevents.wiring.database import Store, disks, open_hash_key, open_store, service_clock, while_lost
 from vaultevents.wiring.delivery import check_authority, operator_webhook, proxy, url_rules
 from vaultevents.wiring.node_state import keep_node_state
 from vaultevents.wiring.process_memory import tune_memory
@@ -94,6 +95,7 @@ async def serve(
     check_authority(settings)
     operator = operator_webhook(settings)
     async with AsyncExitStack() as stack:
+        stack.enter_context(acting_as(SERVICE))
         listener = _listener(settings, only)
         if listener is not None:
             stack.callback(listener.close)
@@ -350,7 +352,8 @@ async def _observe(
     """Metrics and health, for the operator's monitoring."""
     options = metrics_options(settings)
     log.info("metrics_listen", url=url_of(listener, options))
-    await answer(scraping.build(store.database), listener, options, lambda: clock.now().timestamp(), stop)
+    board = scraping.build(store.database, disks(settings))
+    await answer(board, listener, options, lambda: clock.now().timestamp(), stop)
 
 
 def _has_console(settings: Settings, only: Collection[Role]) -> bool:

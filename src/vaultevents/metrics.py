@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, product
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -20,6 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from vaultevents.core.nodes import CIRCUIT_STATES, UPSTREAMS, CircuitState, Upstream
+from vaultevents.core.verdict import RECENT_S, WEBHOOK_STATES, WebhookState
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -102,13 +104,25 @@ QUARANTINED: Final = Counted(
     "stream",
     ("logs", "reports"),
 )
+LEASES: Final = Counted(
+    "vaultevents_leases",
+    "Leases that ended before their attempts were settled, and attempts that were settled after that.",
+    "outcome",
+    ("ended", "lost"),
+)
 COUNTERS: Final = (
-    *(ATTEMPTS, RESENDS, PUT_BACK, NOTICES, REFUSALS),
+    *(ATTEMPTS, RESENDS, PUT_BACK, NOTICES, REFUSALS, LEASES),
     *(NODE_FAILURES, RATE_LIMITS, HEDGES, BLOOMS, REWINDS, AUDIT_FINDINGS, QUARANTINED),
 )
+RECENT: Final = {counted.name: counted for counted in (REFUSALS, NODE_FAILURES, BLOOMS, AUDIT_FINDINGS, LEASES)}
+"""Counters of which the verdict needs what was counted lately; of their known values alone."""
+RECENT_TIMES: Final = 1000
+"""So many times of one value are kept at most."""
 REQUESTS: Final = "vaultevents_api_requests"
 DURATIONS: Final = "vaultevents_attempt_duration_seconds"
 BUCKETS_MS: Final = (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 20_000)
+
+NO_DISKS: Final = MappingProxyType[str, float]({})
 
 Key = tuple[str, ...]
 """The name of a counter and the values of its labels."""
@@ -121,11 +135,16 @@ class StreamFacts:
     position: int
     age_s: float
     stuck_s: float
+    unverified: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the database knows. `oldest_due_s`: for how long a first attempt is due whose webhook may be sent to."""
+    """What the database knows.
+
+    `oldest_due_s`: for how long a first attempt is due whose webhook may be sent to. `events_orphaned_lately`: in the
+    hour that ended a quarter of an hour ago. `unverified` of a stream: its last blocks have an unknown form.
+    """
 
     deliveries: Mapping[str, int]
     oldest_pending_s: float
@@ -134,10 +153,15 @@ class Stored:
     flag_change_age_s: float
     notices_waiting: int
     reports_pending: int
+    report_pending_s: float
     events_orphaned: int
+    events_orphaned_lately: int
     quarantine_open: int
     report_age_s: float | None
     clock_offset_s: float
+    outbox_rows: int
+    step_up_locked: int
+    webhooks: Mapping[WebhookState, int]
     streams: Mapping[str, StreamFacts]
     nodes: Mapping[tuple[Upstream, CircuitState], int]
 
@@ -162,6 +186,7 @@ class _Head:
 
 
 _counts: Counter[Key] = Counter()
+_recent: dict[Key, deque[tuple[float, int]]] = {}
 _heads: dict[str, _Head] = {}
 _FINALIZED: Final = ""
 """Among the heads, of no stream: that of the chain, which a stream may be ahead of (rule C1)."""
@@ -207,12 +232,12 @@ def request(route: str, status: int) -> None:
 
 def refusal(code: str) -> None:
     """Counts a request that ended with the problem of this code."""
-    _counts[REFUSALS.name, code] += 1
+    _count(REFUSALS.name, code, 1)
 
 
 def node_failure(kind: str) -> None:
     """Counts what was wrong with a node."""
-    _counts[NODE_FAILURES.name, kind] += 1
+    _count(NODE_FAILURES.name, kind, 1)
 
 
 def rate_limit(upstream: Upstream) -> None:
@@ -227,8 +252,8 @@ def hedge(winner: Literal["first", "second"]) -> None:
 
 def blooms(settled: int, unsettled: int) -> None:
     """Counts blocks whose bloom may hold a watched log that no node claims."""
-    _counts[BLOOMS.name, "settled"] += settled
-    _counts[BLOOMS.name, "unsettled"] += unsettled
+    _count(BLOOMS.name, "settled", settled)
+    _count(BLOOMS.name, "unsettled", unsettled)
 
 
 def rewound(stream: str) -> None:
@@ -238,7 +263,12 @@ def rewound(stream: str) -> None:
 
 def audit_finding(kind: str, number: int) -> None:
     """Counts what an audit found."""
-    _counts[AUDIT_FINDINGS.name, kind] += number
+    _count(AUDIT_FINDINGS.name, kind, number)
+
+
+def leases(outcome: Literal["ended", "lost"], number: int) -> None:
+    """Count leases that ended by their time, or attempts that were settled after theirs had ended."""
+    _count(LEASES.name, outcome, number)
 
 
 def quarantined(stream: str, number: int) -> None:
@@ -256,7 +286,28 @@ def taken() -> list[tuple[Key, int]]:
 def add(counts: Iterable[tuple[Iterable[str], int]]) -> None:
     """Counts what another process has counted."""
     for key, number in counts:
-        _counts[tuple(key)] += number
+        name, *labels = key
+        if name in RECENT:
+            _count(name, labels[0], number)
+        else:
+            _counts[name, *labels] += number
+
+
+def recent(counted: Counted) -> dict[str, int]:
+    """Return what was counted of each known value within `RECENT_S`."""
+    since_s = time.monotonic() - RECENT_S
+    return {
+        value: sum(number for at_s, number in _recent.get((counted.name, value), ()) if at_s >= since_s)
+        for value in counted.known
+    }
+
+
+def _count(name: str, value: str, number: int) -> None:
+    """Count, and keep the time where it is asked for later."""
+    _counts[name, value] += number
+    if number and value in RECENT[name].known:
+        times = _recent.setdefault((name, value), deque(maxlen=RECENT_TIMES))
+        times.append((time.monotonic(), number))
 
 
 def head(stream: str, position: int) -> None:
@@ -271,9 +322,35 @@ def finalized(block: int) -> None:
     head(_FINALIZED, block)
 
 
-def text(stored: Stored | None) -> bytes:
-    """All metrics in the text format; without `stored`, which the database could not give, those of this process."""
-    return generate_latest(_Families(_families(_counts, _heads, stored)))
+def lag(stream: str, position: int) -> int | None:
+    """Return how far a position is behind the head of its stream; None where this process does not know the head."""
+    known = _heads.get(stream)
+    return None if known is None else max(0, known.position - position)
+
+
+def heads() -> dict[str, int]:
+    """Return how far each stream could be read, as this process knows it."""
+    return {stream: known.position for stream, known in _heads.items() if stream != _FINALIZED}
+
+
+def finalized_block() -> int | None:
+    """Return the finalized block; None where this process does not read the chain."""
+    known = _heads.get(_FINALIZED)
+    return None if known is None else known.position
+
+
+def finalized_age_s() -> float | None:
+    """Return for how long no block has become final; None where this process does not read the chain."""
+    known = _heads.get(_FINALIZED)
+    return None if known is None else time.monotonic() - known.since_s
+
+
+def text(stored: Stored | None, disk_free: Mapping[str, float] = NO_DISKS) -> bytes:
+    """Write all metrics as text; without `stored`, which the database could not give, those of this process.
+
+    `disk_free` has the free share of each disk that this process can see.
+    """
+    return generate_latest(_Families(_families(_counts, _heads, stored, disk_free)))
 
 
 class _Families(Collector):
@@ -284,7 +361,9 @@ class _Families(Collector):
         return self._families
 
 
-def _families(counts: Counter[Key], heads: Mapping[str, _Head], stored: Stored | None) -> Iterator[Metric]:
+def _families(
+    counts: Counter[Key], heads: Mapping[str, _Head], stored: Stored | None, disk_free: Mapping[str, float]
+) -> Iterator[Metric]:
     for counted in COUNTERS:
         values = dict.fromkeys(counted.known, 0) | {key[1]: n for key, n in counts.items() if key[0] == counted.name}
         family = CounterMetricFamily(counted.name, counted.says, labels=[counted.label])
@@ -299,6 +378,12 @@ def _families(counts: Counter[Key], heads: Mapping[str, _Head], stored: Stored |
             requests.add_metric(labels, counts[name, *labels])
     yield requests
     yield _durations(counts)
+    yield _gauges(
+        "vaultevents_disk_free_ratio",
+        "Free share of a disk: that of data_dir, and that of the embedded database.",
+        "disk",
+        disk_free,
+    )
     yield _gauge("vaultevents_database_up", "Whether the database answered this scrape.", int(stored is not None))
     if stored is not None:
         yield from _stored(stored)
@@ -337,7 +422,25 @@ def _stored(stored: Stored) -> Iterator[Metric]:
     yield _gauge(
         "vaultevents_reports_pending", "Oracle reports whose files are not verified yet.", stored.reports_pending
     )
+    yield _gauge(
+        "vaultevents_reports_pending_seconds", "For how long the oldest of these has waited.", stored.report_pending_s
+    )
     yield _gauge("vaultevents_events_orphaned", "Events whose block is no longer on the chain.", stored.events_orphaned)
+    yield _gauge(
+        "vaultevents_events_orphaned_lately",
+        "Those of them that were orphaned in the hour that ended 15 minutes ago.",
+        stored.events_orphaned_lately,
+    )
+    yield _gauge("vaultevents_outbox_rows", "Stored events and deliveries together.", stored.outbox_rows)
+    yield _gauges(
+        "vaultevents_webhooks",
+        "Webhooks by state: disabled by the service, or switched off by their owners.",
+        "state",
+        {state: stored.webhooks.get(state, 0) for state in WEBHOOK_STATES},
+    )
+    yield _gauge(
+        "vaultevents_step_up_locked", "Accounts whose step-up is locked by wrong codes.", stored.step_up_locked
+    )
     yield _gauge(
         "vaultevents_quarantine_open",
         "Logs that cannot be decoded and are neither resolved nor dismissed; at least so many where they are many.",
@@ -359,19 +462,21 @@ def _stored(stored: Stored) -> Iterator[Metric]:
 def _streams(streams: Mapping[str, StreamFacts], heads: Mapping[str, _Head]) -> Iterator[Metric]:
     now_s = time.monotonic()
     positions = {stream: facts.position for stream, facts in streams.items()}
-    lags = {stream: max(0, heads[stream].position - at) for stream, at in positions.items() if stream in heads}
+    lags = {stream: found for stream, at in positions.items() if (found := lag(stream, at)) is not None}
     ages = {stream: now_s - head.since_s for stream, head in heads.items()}
-    finalized_age_s = ages.pop(_FINALIZED, None)
+    unverified = {stream: int(facts.unverified) for stream, facts in streams.items()}
+    final_age_s = ages.pop(_FINALIZED, None)
     for name, says, values in (
         ("position", "The last block or epoch that is committed.", positions),
         ("lag", "Blocks or epochs between that and the head; only where this process watches.", lags),
         ("age_seconds", "Since when the position has not moved.", {one: of.age_s for one, of in streams.items()}),
         ("stuck_seconds", "How long a problem has held it up.", {one: of.stuck_s for one, of in streams.items()}),
+        ("unverified", "1: its last blocks have a form that this version does not know.", unverified),
         ("head_age_seconds", "Since when the head has not moved.", ages),
     ):
         yield _gauges(f"vaultevents_stream_{name}", says, "stream", values)
-    if finalized_age_s is not None:
-        yield _gauge("vaultevents_finalized_age_seconds", "Since when no block became final.", finalized_age_s)
+    if final_age_s is not None:
+        yield _gauge("vaultevents_finalized_age_seconds", "Since when no block became final.", final_age_s)
 
 
 def _gauge(name: str, says: str, value: float) -> Metric:

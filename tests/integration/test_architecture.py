@@ -98,9 +98,9 @@ LAZY = {"eth_abi", "web3"}
 
 CORE_THIRD_PARTY = {"cryptography", "eth_abi", "eth_hash", "eth_utils", "idna", "msgspec", "pydantic", "pyotp"}
 CORE_STDLIB = {
-    *("__future__", "abc", "base64", "binascii", "bisect", "collections", "contextlib", "copy", "dataclasses"),
-    *("datetime", "decimal", "email.utils", "enum", "fractions", "functools", "hashlib", "heapq", "hmac"),
-    *("ipaddress", "itertools", "json", "math", "operator", "re", "string", "struct", "textwrap", "types"),
+    *("__future__", "abc", "base64", "binascii", "bisect", "collections", "contextlib", "contextvars", "copy"),
+    *("dataclasses", "datetime", "decimal", "email.utils", "enum", "fractions", "functools", "hashlib", "heapq"),
+    *("hmac", "ipaddress", "itertools", "json", "math", "operator", "re", "string", "struct", "textwrap", "types"),
     *("typing", "unicodedata", "urllib.parse"),
 }
 IMPURE_CALLS = {"now", "utcnow", "today", "open", "print", "input", "urandom", "generate_key", "sleep"}

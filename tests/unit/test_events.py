@@ -22,7 +22,9 @@ from vaultevents.core.events import (
     WithdrawalClaimed,
     encode,
     encode_test,
+    funding_ids,
     project,
+    type_and_account,
 )
 from vaultevents.core.registry import Owner, Registry, Role, Vault, VaultSpan
 from vaultevents.core.units import Address, Epoch, Hash32, Pubkey, ValidatorIndex, Wei, parse_address
@@ -168,3 +170,16 @@ def test_what_test_sends_has_the_form_of_an_event_and_the_type_of_none() -> None
         AT_MS,
     )
     assert envelope["event_type"] not in EVENT_TYPES
+
+
+def test_an_id_names_its_type_and_its_account() -> None:
+    assert type_and_account("funding_received_a-b_0XAB_2") == ("funding_received", "a-b")
+    assert type_and_account("validator_withdrawal_completed_a_7_9") == ("validator_withdrawal_completed", "a")
+    for text in ("", "funding_received", "funding_received__0X", "other_a_1", "funding_received_a_"):
+        assert type_and_account(text) is None
+
+
+def test_ids_of_fundings_are_derived_from_their_transaction() -> None:
+    tx_hash = Hash32(bytes(range(32)))
+    made = [FundingReceived(tx_hash, Wei(1), Address(bytes(20)), position).id_suffix("v") for position in (1, 2, 3)]
+    assert funding_ids("acme", tx_hash, 3) == [f"funding_received_acme_{suffix}" for suffix in made]

@@ -21,6 +21,7 @@ from vaultevents.api import models
 from vaultevents.api.auth import Caller
 from vaultevents.api.limits import AccountShares, Rate, Shares
 from vaultevents.api.problems import Invalid, Problem, validation_failed
+from vaultevents.core.actor import acting_as
 from vaultevents.core.errors import InputError
 from vaultevents.core.jsonbody import MAX_BODY_BYTES
 from vaultevents.core.pagination import decode_cursor, encode_cursor
@@ -83,14 +84,16 @@ class ApiContext:
         """The transaction of a change: token, step-up code and change commit or fail together (rules A13 and A15)."""
         account_id = caller.key.account_id
         async with self.shares.share(account_id), mutation(self.database, self._grant(caller), self.key) as change:
-            yield change
+            with acting_as(f"api:{caller.key.id}"):
+                yield change
 
     @asynccontextmanager
     async def acting(self, caller: Caller) -> AsyncIterator[Connection]:
         """The transaction of a request that needs no step-up code: it spends its token (rule A13)."""
         account_id = caller.key.account_id
         async with self.shares.share(account_id), action(self.database, self._grant(caller)) as connection:
-            yield connection
+            with acting_as(f"api:{caller.key.id}"):
+                yield connection
 
     def _grant(self, caller: Caller) -> Authorization:
         return Authorization(caller.key.account_id, caller.token_digest, caller.code, self.now_s())

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 from starlette.applications import Starlette
@@ -21,6 +23,7 @@ from vaultevents import metrics
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
 from vaultevents.metrics import Stored
 from vaultevents.store import gauges
+from vaultevents.store.disk_space import free_shares
 from vaultevents.store.health import write_probe
 from vaultevents.store.pool import Database
 
@@ -33,15 +36,18 @@ PROBED_FOR_S: Final = 1.0
 ANSWERS_WITHIN_S: Final = 4.0
 """A database that is slower counts as away: monitoring does not wait longer."""
 
+NO_DISKS: Final = MappingProxyType[str, Path]({})
+
 T = TypeVar("T")
 
 
-def build(database: Database) -> ASGIApp:
-    """The application of one process."""
+def build(database: Database, disks: Mapping[str, Path] = NO_DISKS) -> ASGIApp:
+    """The application of one process. `disks` are the directories whose disks may fill up."""
     board, probe = _Board(database), _Probe(database)
 
     async def metrics_page(_: Request) -> Response:
-        return Response(metrics.text(await board.stored()), headers={"content-type": metrics.CONTENT_TYPE})
+        text = metrics.text(await board.stored(), await free_shares(disks))
+        return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
 
     async def health(_: Request) -> Response:
         return Response(status_code=200 if await probe.writable() else 503)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import pwd
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any, TextIO, TypeVar
 
 import typer
 
+from vaultevents.core.actor import acting_as
 from vaultevents.core.errors import OperatorError
 
 T = TypeVar("T")
@@ -37,12 +39,20 @@ def complete(work: Coroutine[Any, Any, T]) -> T:
         return await work
 
     try:
-        with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+        with acting_as(operator()), asyncio.Runner(loop_factory=_fast_loop()) as runner:
             return runner.run(until_terminated())
     except asyncio.CancelledError:
         if not terminated:
             raise
         raise typer.Exit(128 + signal.SIGTERM) from None
+
+
+def operator() -> str:
+    """Return whom the audit log names for what a command changes: the user of the operating system."""
+    try:
+        return f"cli:{pwd.getpwuid(os.getuid()).pw_name}"
+    except KeyError:  # a container may run as a number without a name
+        return f"cli:{os.getuid()}"
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,21 +10,24 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import parse_qsl
 
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from vaultevents.config import ConsoleSettings
 from vaultevents.console.rendering import database_away, render_message
 from vaultevents.console.sessions import Sessions, csrf_token
+from vaultevents.core.actor import acting_as
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
 from vaultevents.store.console_sessions import ConsoleSession
 
 FORM: Final = "application/x-www-form-urlencoded"
 MAX_FORM_BYTES: Final = 64 * 1024
 MAX_FIELDS: Final = 100
-OPEN_PATHS: Final = ("/login", "/static/")
+LOGIN: Final = "/login"
+STATIC: Final = "/static/"
 HEADERS: Final[Mapping[str, str]] = {
     "content-security-policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -64,13 +68,6 @@ def form_of(request: Request) -> Mapping[str, str]:
     return form
 
 
-def actor_of(request: Request) -> str:
-    """Return who acts, for the audit log."""
-    session = access_of(request).session
-    assert session is not None  # the guard lets no other request through
-    return f"console:{session.id}"
-
-
 @dataclass(frozen=True, slots=True)
 class Names:
     """The names under which browsers may ask for the console: others are those of DNS rebinding."""
@@ -97,7 +94,8 @@ def _bracketed(host: str) -> str:
 class Guard:
     """Serve only requests that a logged-in browser meant for this console."""
 
-    def __init__(self, app: ASGIApp, settings: ConsoleSettings, sessions: Sessions) -> None:
+    def __init__(self, app: Starlette, settings: ConsoleSettings, sessions: Sessions) -> None:
+        self.routes = app.routes
         self._app = app
         self._settings = settings
         self._names = Names(settings)
@@ -114,7 +112,9 @@ class Guard:
             refusal = await self._refusal(request)
         except (DatabaseUnavailable, DatabaseUnusable):
             refusal = database_away(request)
-        await (refusal or self._app)(scope, receive, with_headers)
+        session = access_of(request).session
+        with acting_as(f"console:{session.id}") if session else contextlib.nullcontext():
+            await (refusal or self._app)(scope, receive, with_headers)
 
     def _access(self, scope: Scope) -> Access:
         headers = Headers(scope=scope)
@@ -148,7 +148,10 @@ class Guard:
             return Response(status_code=405, headers={"allow": "GET, HEAD, POST"})
         if method == "POST" and (refusal := self._foreign(request) or await _read_form(request)):
             return refusal
-        if path == OPEN_PATHS[0] or path.startswith(OPEN_PATHS[1]):
+        if path.startswith(STATIC):
+            _verify(request)
+            return None
+        if path == LOGIN:
             return None
         return await self._unknown(request)
 
@@ -174,11 +177,10 @@ class Guard:
                     "You are not logged in",
                     "Nothing was done. Run 'vaultevents console' for a new link.",
                 )
-            return RedirectResponse("/login", 303)
+            return RedirectResponse(LOGIN, 303)
         known = Access(access.secure, access.cookie, access.secret, session)
         request.scope["state"]["access"] = known
-        if verification := request.scope["state"].get("verification"):
-            verification.passed = True  # else the server delays the next request of the connection
+        _verify(request)
         if request.method == "POST":
             given = form_of(request).get("csrf", "")
             if not hmac.compare_digest(given.encode(), (known.csrf or "").encode()):
@@ -186,6 +188,12 @@ class Guard:
                     request, 403, "This form is out of date", "Nothing was done. Load the page again and repeat it."
                 )
         return None
+
+
+def _verify(request: Request) -> None:
+    """Let the next request of the connection follow at once; the server delays it after what was refused."""
+    if verification := request.scope["state"].get("verification"):
+        verification.passed = True
 
 
 async def _read_form(request: Request) -> Response | None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from vaultevents.console import login, overview
+from vaultevents.console import audit, configuration, login, nodes, overview, reports, streams
 from vaultevents.console.access import Guard
 from vaultevents.console.context import ConsoleContext
 from vaultevents.console.live import stream_route
@@ -25,10 +25,11 @@ STATIC: Final = {"console.css": "text/css", "console.js": "text/javascript", "ic
 def build(context: ConsoleContext) -> ASGIApp:
     """Build the console."""
     sessions = Sessions(context.database)
-    live_pages = [overview.page(context)]
+    live_pages = [module.page(context) for module in (overview, streams, nodes, reports, audit)]
     routes = [
         *login.routes(sessions),
         *(page.route() for page in live_pages),
+        *configuration.routes(context),
         stream_route(context, {page.topic: page for page in live_pages}),
         *(Route(f"/static/{name}", _static(name, kind)) for name, kind in STATIC.items()),
     ]

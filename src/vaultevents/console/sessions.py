@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import hmac
 import secrets
@@ -12,6 +11,7 @@ from datetime import datetime
 from typing import Final
 
 from vaultevents.console.context import in_time
+from vaultevents.core.actor import acting
 from vaultevents.store import console_sessions
 from vaultevents.store.console_sessions import ConsoleSession
 from vaultevents.store.pool import Database
@@ -48,14 +48,7 @@ class Link:
 async def new_link(database: Database, origin: str) -> Link:
     """Make a link to the console at `origin`."""
     code = new_secret()
-    return Link(f"{origin}/login#{code}", await console_sessions.add_link(database, digest(code), _user()))
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()[:100]
-    except (KeyError, OSError):  # a container may run as a number without a name
-        return "unknown"
+    return Link(f"{origin}/login#{code}", await console_sessions.add_link(database, digest(code), acting()))
 
 
 class Sessions:

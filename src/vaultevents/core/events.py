@@ -5,6 +5,7 @@ A body is a pure function of chain data and the registry. It is encoded once, wh
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -179,6 +180,23 @@ PAYLOADS: tuple[type[Payload], ...] = (
     ReportUpdateAvailable,
 )
 EVENT_TYPES = tuple(payload.event_type for payload in PAYLOADS)
+
+_ID = re.compile(rf"({'|'.join(EVENT_TYPES)})_([A-Za-z0-9-]{{1,64}})_.+", re.DOTALL)
+
+
+def type_and_account(event_id: str) -> tuple[str, str] | None:
+    """Return the event type and the account that an event id names; None for a text of another form.
+
+    Account ids have no `_` (rule E9), so an id can be read in one way only.
+    """
+    parts = _ID.fullmatch(event_id)
+    return None if parts is None else (parts[1], parts[2])
+
+
+def funding_ids(account_id: str, tx_hash: Hash32, positions: int) -> list[str]:
+    """Return the ids that fundings of a transaction have in an account, for the first `positions` emitters in it."""
+    of_first = f"{FundingReceived.event_type}_{account_id}_{hex_text(tx_hash).upper()}"
+    return [of_first, *(f"{of_first}_{position}" for position in range(2, positions + 1))]
 
 
 @dataclass(frozen=True, slots=True)

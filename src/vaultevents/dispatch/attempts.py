@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
+from vaultevents import metrics
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.retries import Delivered, Exhausted, Gone, NotAttempted, Retry
 from vaultevents.core.sealing import SealBroken
@@ -285,6 +286,7 @@ class Dispatcher:
     def _settled(self, batch: Sequence[Settlement], settled: Settled) -> None:
         self._lane.report_settled(batch, settled)
         if settled.held < len(batch):
+            metrics.leases("lost", len(batch) - settled.held)
             self._lane.log.warning("leases_lost", attempts=len(batch) - settled.held)
         for settlement in batch:
             self._slots.end(settlement.delivery.target)
@@ -301,6 +303,7 @@ class Dispatcher:
                     maintain_at_s = asyncio.get_running_loop().time() + MAINTAIN_S
                     self._wakeup.set()
                 if ended := await self._lane.end_leases():
+                    metrics.leases("ended", ended)
                     self._lane.log.warning("leases_ended", leases=ended)
                     self._wakeup.set()
             await asyncio.sleep(LEASES_S)

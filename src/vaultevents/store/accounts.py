@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from vaultevents.core.actor import acting
 from vaultevents.core.errors import InputError
 from vaultevents.core.registry import Vault, check_id
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, checksum
+from vaultevents.store.audit_log import record
 from vaultevents.store.cursors import EPOCH_STREAMS, backfill
 from vaultevents.store.pool import Connection, Database
 from vaultevents.store.registry import load_vaults, lock_registry
@@ -39,9 +41,11 @@ async def add_account(database: Database, account_id: str, name: str) -> Account
         row = await connection.fetchrow(
             "insert into accounts (id, name) values ($1, $2) on conflict do nothing returning *", account_id, name
         )
-    if row is None:
-        raise InputError(f"there is already an account '{account_id}': ids never change, so choose another one")
-    return Account(**row)
+        if row is None:
+            raise InputError(f"there is already an account '{account_id}': ids never change, so choose another one")
+        added = Account(**row)
+        await record(connection, acting(), "account.add", account_id, account_id=account_id, after=added)
+        return added
 
 
 async def accounts(database: Database) -> list[Account]:
@@ -149,7 +153,9 @@ async def add_vault(
         begin = min(span.first for span in vault.spans) if gains_queue else first_block
         await backfill(connection, "reports", begin)
         await reopen_reports(connection, begin)
-        return Registered(vault, tuple(await backfill(connection, "logs", begin)))
+        backfills = tuple(await backfill(connection, "logs", begin))
+        await record(connection, acting(), "vault.add", vault_id, account_id=account_id, before=old, after=vault)
+        return Registered(vault, backfills)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +195,11 @@ async def add_vaults(database: Database, account_id: str, wanted: Sequence[NewVa
         begin = min(vault.first_block for vault in new)
         await backfill(connection, "reports", begin)
         await reopen_reports(connection, begin)
-        return await backfill(connection, "logs", begin)
+        backfills = await backfill(connection, "logs", begin)
+        added = {vault.id: vault for vault in await load_vaults(connection, account_id)}
+        for vault_id in sorted(vault.id for vault in new):
+            await record(connection, acting(), "vault.add", vault_id, account_id=account_id, after=added[vault_id])
+        return backfills
 
 
 def _check_new(new: Sequence[NewVault], present: Iterable[Vault]) -> None:
@@ -213,6 +223,7 @@ async def remove_vault(database: Database, account_id: str, vault_id: str, last_
     """Closes the open span at `last_block`, or at the live cursor where that is further; deletes nothing (rule E12)."""
     async with database.transaction() as connection:
         await lock_registry(connection)
+        before = {vault.id: vault for vault in await load_vaults(connection, account_id)}
         live = await connection.fetchval("select max(position) from cursors where kind = 'live' and stream = 'logs'")
         done = await connection.execute(
             "update vault_spans set last_block = greatest($3::bigint, $4, first_block - 1)"
@@ -225,7 +236,10 @@ async def remove_vault(database: Database, account_id: str, vault_id: str, last_
         if done == "UPDATE 0":
             raise InputError(f"account '{account_id}' has no vault '{vault_id}' that is registered now")
         await change_version(connection, "registry")
-        return next(vault for vault in await load_vaults(connection, account_id) if vault.id == vault_id)
+        removed = next(vault for vault in await load_vaults(connection, account_id) if vault.id == vault_id)
+        old = before[vault_id]
+        await record(connection, acting(), "vault.remove", vault_id, account_id=account_id, before=old, after=removed)
+        return removed
 
 
 def _check_addresses(vault_id: str, address: Address, queue: Address | None, vaults: Iterable[Vault]) -> None:

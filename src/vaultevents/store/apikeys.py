@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal
 
+from vaultevents.core.actor import acting
 from vaultevents.core.errors import InputError
 from vaultevents.core.sealing import HashKey, MasterKey, Secret, open_sealed, seal
 from vaultevents.store.accounts import require_account
+from vaultevents.store.audit_log import record
 from vaultevents.store.pool import Connection, Database
 from vaultevents.store.versions import change_version
 
@@ -85,7 +87,9 @@ async def add_key(
             allowed,
         )
         await _add_public_key(connection, key_id, der, fingerprint)
-        return (await _keys(connection, key_id=key_id))[0][1]
+        added = await _key(connection, key_id)
+        await record(connection, acting(), "key.add", key_id, account_id=account_id, after=added)
+        return added
 
 
 async def list_keys(database: Database, account_id: str | None) -> list[ApiKey]:
@@ -97,22 +101,19 @@ async def list_keys(database: Database, account_id: str | None) -> list[ApiKey]:
 async def revoke_key(database: Database, key_id: str) -> ApiKey:
     """No request passes with it any longer, at once here and within a second elsewhere."""
     async with database.transaction() as connection:
-        done = await connection.execute(
-            "update api_keys set revoked_at = db_now() where id = $1 and revoked_at is null", key_id
-        )
-        if done == "UPDATE 0":
-            raise InputError(f"there is no API key '{key_id}' that is not revoked: 'vaultevents key list' shows them")
+        before = await _valid_key(connection, key_id)
+        await connection.execute("update api_keys set revoked_at = db_now() where id = $1", key_id)
         await change_version(connection, "key_ring")
-        return (await _keys(connection, key_id=key_id))[0][1]
+        revoked = await _key(connection, key_id)
+        account_id = revoked.account_id
+        await record(connection, acting(), "key.revoke", key_id, account_id=account_id, before=before, after=revoked)
+        return revoked
 
 
 async def rotate_public_key(database: Database, key_id: str, der: bytes, fingerprint: str, overlap_s: float) -> ApiKey:
     """Adds a public key, valid at once; the others of this API key are valid for `overlap_s` more at most."""
     async with database.transaction() as connection:
-        if not await connection.fetchval(
-            "select 1 from api_keys where id = $1 and revoked_at is null for update", key_id
-        ):
-            raise InputError(f"there is no API key '{key_id}' that is not revoked: 'vaultevents key list' shows them")
+        before = await _valid_key(connection, key_id)
         if await connection.fetchval(
             "select 1 from api_public_keys where api_key_id = $1 and fingerprint = $2", key_id, fingerprint
         ):
@@ -124,7 +125,22 @@ async def rotate_public_key(database: Database, key_id: str, der: bytes, fingerp
             overlap_s,
         )
         await _add_public_key(connection, key_id, der, fingerprint)
-        return (await _keys(connection, key_id=key_id))[0][1]
+        rotated = await _key(connection, key_id)
+        account_id = rotated.account_id
+        await record(connection, acting(), "key.rotate", key_id, account_id=account_id, before=before, after=rotated)
+        return rotated
+
+
+async def _valid_key(connection: Connection, key_id: str) -> ApiKey:
+    """Lock an API key for a change and return it. Raises `InputError` for one that is revoked or unknown."""
+    if not await connection.fetchval("select 1 from api_keys where id = $1 and revoked_at is null for update", key_id):
+        raise InputError(f"there is no API key '{key_id}' that is not revoked: 'vaultevents key list' shows them")
+    return await _key(connection, key_id)
+
+
+async def _key(connection: Connection, key_id: str) -> ApiKey:
+    ((_, key),) = await _keys(connection, key_id=key_id)
+    return key
 
 
 async def _add_public_key(connection: Connection, key_id: str, der: bytes, fingerprint: str) -> None:

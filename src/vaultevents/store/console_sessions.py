@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from vaultevents.store.audit_log import record
 from vaultevents.store.pool import Database
 
 LINK_VALID_S: Final = 600
@@ -54,6 +55,7 @@ async def use_link(
             made_by,
             SESSION_VALID_S,
         )
+        await record(connection, made_by, "console.login", session_id)
     return ConsoleSession(session_id, made_by, SESSION_VALID_S)
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from vaultevents.core.verdict import LASTING_S
 from vaultevents.metrics import Stored, StreamFacts
 from vaultevents.store.history import APART
 from vaultevents.store.pool import Database
@@ -25,16 +26,20 @@ async def read(database: Database, counted: int = COUNTED) -> Stored:
         offset_s = now.timestamp() - (asked_s + time.time()) / 2
         seen = await connection.fetch(_SEEN, counted, list(APART))
         found = {row["kind"]: (row["seen"], row["estimate"]) for row in seen}
-        row = await connection.fetchrow(_GAUGES)
+        row = await connection.fetchrow(_GAUGES, LASTING_S)
         quarantine_open = await count_open(connection, COUNTED)
         cursors = await connection.fetch(_CURSORS)
         circuits = await connection.fetch(_NODES)
-    streams = {row["stream"]: StreamFacts(row["position"], row["age_s"], row["stuck_s"]) for row in cursors}
+        webhooks = await connection.fetch(_WEBHOOKS)
+    streams = {
+        row["stream"]: StreamFacts(row["position"], row["age_s"], row["stuck_s"], row["unverified"]) for row in cursors
+    }
     nodes = {(row["upstream"], row["state"]): row["nodes"] for row in circuits}
     return Stored(
         deliveries=_by_state(found, counted),
         quarantine_open=quarantine_open,
         clock_offset_s=offset_s,
+        webhooks={row["state"]: row["number"] for row in webhooks},
         streams=streams,
         nodes=nodes,
         **row,
@@ -99,15 +104,29 @@ select
     ), 0)::float8 as oldest_due_s,
     (select count(*) from notices where finished_at is null) as notices_waiting,
     (select count(*) from reports where state = 'pending') as reports_pending,
+    coalesce((select extract(epoch from db_now() - min(seen_at)) from reports where state = 'pending'), 0)::float8
+        as report_pending_s,
     (select count(*) from events where orphaned_at is not null) as events_orphaned,
+    (select count(*) from events where orphaned_at between db_now() - make_interval(secs => $1 + 3600)
+        and db_now() - make_interval(secs => $1)) as events_orphaned_lately,
+    (select coalesce(sum(difference), 0)::bigint from row_totals) as outbox_rows,
+    (select count(*) from mfa_factors where locked_until > db_now()) as step_up_locked,
     (select extract(epoch from db_now())::float8 - block_time_s from reports
         order by block_number desc, log_index desc limit 1) as report_age_s
 """
 
 _CURSORS = """
 select stream, position, extract(epoch from db_now() - updated_at)::float8 as age_s,
-    coalesce(extract(epoch from db_now() - problem_since), 0)::float8 as stuck_s
+    coalesce(extract(epoch from db_now() - problem_since), 0)::float8 as stuck_s,
+    unverified_from is not null as unverified
 from cursors where kind = 'live' order by stream
 """
 
 _NODES = "select upstream, state, count(*) as nodes from nodes group by upstream, state"
+
+_WEBHOOKS = """
+select state, count(*) as number from webhooks w cross join lateral (select case
+    when not w.active then case when w.disabled_reason is null then 'off' else 'disabled' end
+    when w.parks > 0 then 'parked' when w.paused_until > db_now() then 'paused' else 'on' end) s (state)
+where w.deleted_at is null group by state
+"""

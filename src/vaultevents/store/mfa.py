@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from vaultevents.core.actor import acting
 from vaultevents.core.errors import InputError
 from vaultevents.core.sealing import MasterKey, Secret, seal
 from vaultevents.store.accounts import require_account
+from vaultevents.store.audit_log import record
 from vaultevents.store.pool import Database
 
 
@@ -23,10 +27,11 @@ async def enroll(database: Database, account_id: str, seed: Secret, key: MasterK
             key.id,
             seal(key, seed, seed_aad(account_id), nonce),
         )
-    if done == "INSERT 0 0":
-        raise InputError(
-            f"account '{account_id}' has a second factor already: 'vaultevents mfa reset {account_id}' removes it"
-        )
+        if done == "INSERT 0 0":
+            raise InputError(
+                f"account '{account_id}' has a second factor already: 'vaultevents mfa reset {account_id}' removes it"
+            )
+        await record(connection, acting(), "mfa.enroll", account_id, account_id=account_id, after=_ENROLLED)
 
 
 async def reset(database: Database, account_id: str) -> None:
@@ -34,5 +39,10 @@ async def reset(database: Database, account_id: str) -> None:
     async with database.transaction() as connection:
         await require_account(connection, account_id)
         done = await connection.execute("delete from mfa_factors where account_id = $1", account_id)
-    if done == "DELETE 0":
-        raise InputError(f"account '{account_id}' has no second factor: make one with 'vaultevents mfa enroll'")
+        if done == "DELETE 0":
+            raise InputError(f"account '{account_id}' has no second factor: make one with 'vaultevents mfa enroll'")
+        await record(connection, acting(), "mfa.reset", account_id, account_id=account_id, before=_ENROLLED)
+
+
+_ENROLLED: Final = {"enrolled": True}
+"""The state of an account with a factor, as the audit log digests it."""

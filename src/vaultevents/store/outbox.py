@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Literal
 
+from vaultevents.core.actor import SERVICE, acting
 from vaultevents.core.errors import DatabaseUnavailable, InputError
 from vaultevents.core.events import ENCODING, Event
 from vaultevents.core.logs import UndecodableLog
@@ -16,12 +17,13 @@ from vaultevents.core.reports import ReportLog
 from vaultevents.core.spans import Span
 from vaultevents.core.webhooks import Webhook, matches
 from vaultevents.store import reorgs
+from vaultevents.store.audit_log import record
 from vaultevents.store.cursors import EPOCH_STREAMS, note_problem, read_through
 from vaultevents.store.event_comparison import Comparison, compare_events, compare_reports, place_of_report
 from vaultevents.store.pool import DELIVERIES_CHANNEL, Connection, Database, Record
 from vaultevents.store.quarantine import Changes, synchronize
 from vaultevents.store.registry import current_registry, registry_version, share_registry
-from vaultevents.store.reports import add_reports, mark_resolved
+from vaultevents.store.reports import StoredReport, add_reports, lock_report, mark_resolved
 from vaultevents.store.webhooks import active_webhooks
 
 Kind = Literal["live", "backfill", "replay", "audit"]
@@ -74,6 +76,7 @@ class Outbox:
         self.database = database
         self._registry: Registry | None = None
         self._losses = database.losses  # as of the registry that is kept
+        self._recorded: set[int] = set()  # replays that the audit log has
 
     async def registry(self) -> Registry:
         """The registry as it is now; read again only when its version changed or a connection was lost."""
@@ -175,7 +178,7 @@ class Outbox:
                 return Lost()  # it was registered meanwhile that more is to be read there first
             found = list(events)
             compared = await _compare(connection, old, new, found, reports) if new.kind == "audit" else None
-            await add_reports(connection, reports)
+            published = await add_reports(connection, reports)
             if found and not deliver:
                 await _refuse_silencing(connection, new)
             if near is not None:
@@ -185,7 +188,13 @@ class Outbox:
             changes = await _quarantine(connection, old, new, found, reports, quarantined)
             if compared is not None:
                 compared = _without_resolved(compared, changes, found, reports)
-            return replace(stored, compared=compared, quarantine=changes)
+            changed = published or stored.inserted or changes != Changes()
+            records = changed and new.kind == "replay" and new.id not in self._recorded
+            if records:
+                await _record_replay(connection, new, deliver=deliver)
+        if records:
+            self._recorded.add(new.id)
+        return replace(stored, compared=compared, quarantine=changes)
 
     async def near_blocks(self, stream: str) -> dict[int, reorgs.BlockHash]:
         """The hashes of the blocks of a stream that may still be reorganised, as they were read."""
@@ -216,8 +225,12 @@ class Outbox:
             state = await share_registry(connection)
             if state.version != registry_version:
                 return Lost()
+            before = None if acting() == SERVICE else await lock_report(connection, report_id)
             await mark_resolved(connection, report_id, vaults, log)
-            return await _store(connection, events, state.filter_revision, deliver=deliver)
+            stored = await _store(connection, events, state.filter_revision, deliver=deliver)
+            if before is not None:
+                await _record_resolution(connection, before, stored)
+            return stored
 
     async def _move(self, connection: Connection, old: Cursor, new: Cursor, unverified: int | None) -> bool:
         moved = await connection.fetchval(
@@ -243,6 +256,29 @@ _SELECT = "select id, stream, kind, first, position, anchor, stop, node from cur
 
 def _cursor(row: object) -> Cursor:
     return Cursor(**row)  # type: ignore[arg-type]
+
+
+async def _record_replay(connection: Connection, cursor: Cursor, *, deliver: bool) -> None:
+    """Record in the audit log a replay that changes what is stored: once, with the first commit that does."""
+    await record(
+        connection,
+        acting(),
+        "replay",
+        f"{cursor.stream} {cursor.first}-{cursor.stop}",
+        after={"stream": cursor.stream, "first": cursor.first, "last": cursor.stop, "deliver": deliver},
+    )
+
+
+async def _record_resolution(connection: Connection, before: StoredReport, stored: Committed) -> None:
+    """Record in the audit log that an operator, not the service, resolved a report or added events of it."""
+    await record(
+        connection,
+        acting(),
+        "report.resolve",
+        str(before.log.timestamp),
+        before={"state": before.state, "inserted": 0},
+        after={"state": "resolved", "inserted": stored.inserted},
+    )
 
 
 async def _compare(

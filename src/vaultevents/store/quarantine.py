@@ -10,14 +10,16 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any, Final, Literal
 
+from vaultevents.core.actor import acting
 from vaultevents.core.errors import InputError
 from vaultevents.core.logs import UndecodableLog
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32
 from vaultevents.store import notices
+from vaultevents.store.audit_log import record
 from vaultevents.store.pool import Connection, Database, Record
 
 ROWS_OF_BLOCK: Final = 100
@@ -281,8 +283,19 @@ async def dismiss(database: Database, ids: Iterable[int], because: str) -> list[
                 part,
                 because,
             )
-        done += [row["id"] for row in rows]
+            dismissed = sorted(row["id"] for row in rows)
+            if dismissed:
+                after = {"dismissed": dismissed, "because": because}
+                await record(connection, acting(), "quarantine.dismiss", ranges_text(dismissed), after=after)
+        done += dismissed
     return sorted(done)
+
+
+def ranges_text(ids: Sequence[int]) -> str:
+    """Return rising ids as a text such as `4-7 9`."""
+    runs = [[log_id for _, log_id in run] for _, run in groupby(enumerate(ids), key=lambda place: place[1] - place[0])]
+    ends = [(run[0], run[-1]) for run in runs]
+    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 
 
 async def count_open(connection: Connection, rows: int | None = None) -> int:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from vaultevents.core.actor import acting
 from vaultevents.core.errors import DatabaseUnavailable, InputError
 from vaultevents.core.reports import FailureKind, ReportLog
 from vaultevents.core.spans import Span
 from vaultevents.core.units import Address, Hash32
+from vaultevents.store.audit_log import record
 from vaultevents.store.pool import Connection, Database
 
 State = Literal["pending", "resolved", "empty", "given_up"]
@@ -33,10 +35,11 @@ class StoredReport:
     failure: FailureKind | None = None
 
 
-async def add_reports(connection: Connection, logs: Sequence[ReportLog]) -> None:
-    """Stores published reports as pending; one without a file is at its end at once."""
+async def add_reports(connection: Connection, logs: Sequence[ReportLog]) -> int:
+    """Store published reports as pending, one without a file as done; return how many were not stored yet."""
+    added = 0
     for log in logs:
-        await connection.execute(
+        done = await connection.execute(
             "insert into reports (block_number, block_time_s, tx_hash, log_index, oracle, report_timestamp, ref_slot,"
             " root, cid, state, next_attempt_at) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10,"
             " case when $10 = 'pending' then db_now() end) on conflict (block_number, log_index) do nothing",
@@ -51,6 +54,8 @@ async def add_reports(connection: Connection, logs: Sequence[ReportLog]) -> None
             log.cid,
             "empty" if log.is_empty else "pending",
         )
+        added += done == "INSERT 0 1"
+    return added
 
 
 async def reopen_reports(connection: Connection, first_block: int) -> None:
@@ -118,9 +123,19 @@ async def give_up_report(database: Database, name: str) -> list[StoredReport]:
             " where state = 'pending' and (cid = $1 or report_timestamp::text = $1) returning *",
             name,
         )
-    if not rows:
-        raise InputError(f"no report with the CID or timestamp '{name}' is pending: see 'vaultevents report show'")
-    return [_report(row) for row in rows]
+        if not rows:
+            raise InputError(f"no report with the CID or timestamp '{name}' is pending: see 'vaultevents report show'")
+        for row in rows:
+            before, after = {"state": "pending"}, {"state": "given_up"}
+            subject = str(row["report_timestamp"])
+            await record(connection, acting(), "report.give_up", subject, before=before, after=after)
+        return [_report(row) for row in rows]
+
+
+async def lock_report(connection: Connection, report_id: int) -> StoredReport | None:
+    """Return a report, which nobody else changes until the transaction ends; None where there is none."""
+    row = await connection.fetchrow("select * from reports where id = $1 for update", report_id)
+    return None if row is None else _report(row)
 
 
 async def mark_resolved(connection: Connection, report_id: int, vaults: int, log: ReportLog | None = None) -> None:

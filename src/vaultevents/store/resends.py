@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from vaultevents.core.actor import acting
 from vaultevents.core.events import encode_test
 from vaultevents.core.webhooks import Webhook
 from vaultevents.store.accounts import vaults_of
+from vaultevents.store.audit_log import record
 from vaultevents.store.deliveries import (
     Claim,
     ClaimRequest,
@@ -50,6 +52,7 @@ async def request_resend(
         return None if row is None else Orphaned()
     await connection.execute(_NOTIFY, RESENDS_CHANNEL)
     asked_at: datetime = row["requested_at"]
+    await record(connection, acting(), "webhook.resend", f"{webhook_id} {event_id}", account_id=account_id)
     return asked_at
 
 
@@ -73,8 +76,11 @@ select orphaned, (select requested_at from asked) as requested_at from found
 
 async def request_test(connection: Connection, account_id: str, webhook_id: str, event_id: str, body: bytes) -> None:
     """Asks for one attempt with a body that is no event."""
-    await connection.execute(_TEST, account_id, webhook_id, event_id, body)
+    done = await connection.execute(_TEST, account_id, webhook_id, event_id, body)
+    if done == "INSERT 0 0":
+        return
     await connection.execute(_NOTIFY, RESENDS_CHANNEL)
+    await record(connection, acting(), "webhook.test", f"{webhook_id} {event_id}", account_id=account_id)
 
 
 async def request_new_test(connection: Connection, webhook: Webhook, token: str, now_ms: int) -> str:
@@ -150,6 +156,9 @@ async def request_recovery(
         await connection.execute(_NOTIFY, RESENDS_CHANNEL)
     if row["resumed"]:
         await connection.execute(_NOTIFY, DELIVERIES_CHANNEL)
+    if row["count"] or row["resumed"]:
+        asked = {"since_ms": since_ms, "until_ms": until_ms, "last_ms": row["last_ms"], "count": row["count"]}
+        await record(connection, acting(), "webhook.recover", webhook_id, account_id=account_id, after=asked)
     return Recovery(row["count"], row["last_ms"] + 1 if row["looked_at"] >= looked_at else None)
 
 

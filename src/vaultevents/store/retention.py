@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
+from vaultevents.core.actor import acting
+from vaultevents.core.audit_chain import time_text
 from vaultevents.core.errors import InputError
+from vaultevents.store.audit_log import record
 from vaultevents.store.pool import Connection, Database
 
 LEAST_AGE: Final = timedelta(days=1)
@@ -70,13 +73,23 @@ async def prune(
         async with database.transaction() as connection:
             await connection.execute(_BY_INDEX)
             row = await connection.fetchrow(f"{_OLD} {_REMOVED}", after, last, looked_at, horizon)
+            removed = Pruned(row["deliveries"], row["attempts"], row["resends"])
+            if removed != Pruned() and total == Pruned():
+                await _record(connection, horizon)
         if row["reached"] is None:
             break
         after = row["reached"]
-        total += Pruned(row["deliveries"], row["attempts"], row["resends"])
+        total += removed
         progress(after - first + 1, last - first + 1)
         await asyncio.sleep(pause_s)
-    return total + Pruned(resends=await _prune_tests(database, horizon, pause_s, looked_at))
+    recorded = total != Pruned()
+    return total + Pruned(resends=await _prune_tests(database, horizon, pause_s, looked_at, recorded=recorded))
+
+
+async def _record(connection: Connection, horizon: datetime) -> None:
+    """Record a pruning in the audit log: once, with the first rows that it removes."""
+    subject = f"finished before {time_text(horizon)}"
+    await record(connection, acting(), "prune", subject, after={"finished_before": horizon})
 
 
 async def _count(
@@ -173,13 +186,15 @@ select (select max(id) from looked_at) as reached, (select count(*) from old) as
 """
 
 
-async def _prune_tests(database: Database, horizon: datetime, pause_s: float, at_once: int) -> int:
+async def _prune_tests(database: Database, horizon: datetime, pause_s: float, at_once: int, *, recorded: bool) -> int:
     """Removes tests, which are no events and have no delivery."""
     total = 0
     while True:
         async with database.transaction() as connection:
             gone: int = await connection.fetchval(_PRUNE_TESTS, horizon, at_once)
-        total += gone
+            if gone and not recorded:
+                await _record(connection, horizon)
+        recorded, total = True, total + gone
         if gone == 0:
             return total
         await asyncio.sleep(pause_s)

@@ -15,9 +15,11 @@ from typing import Any, Final, Literal
 
 import structlog
 
+from vaultevents.core.actor import acting
 from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
 from vaultevents.core.sealing import MasterKey, open_sealed, seal
 from vaultevents.store.apikeys import HASH_KEY_AAD
+from vaultevents.store.audit_log import record
 from vaultevents.store.mfa import seed_aad
 from vaultevents.store.pool import Connection, Database, Record
 from vaultevents.store.sessions import COMMAND_TIMEOUT_S, Sessions, connect_options
@@ -69,7 +71,7 @@ async def reseal(
     total = left
     while left:
         for table in SEALED:
-            while number := await _reseal_some(database, table, key, nonce):
+            while number := await _reseal_some(database, table, key, nonce, recorded=done > 0):
                 done += number
                 advanced(done, max(done, total))
         left = await _left(database, key)
@@ -83,13 +85,19 @@ async def _left(database: Database, key: MasterKey) -> int:
         return sum([await connection.fetchval(_LEFT.replace("TABLE", table), key.id) for table in SEALED])
 
 
-async def _reseal_some(database: Database, table: str, key: MasterKey, nonce: Callable[[], bytes]) -> int:
+async def _reseal_some(
+    database: Database, table: str, key: MasterKey, nonce: Callable[[], bytes], *, recorded: bool
+) -> int:
     async with database.transaction() as connection:
         rows = await connection.fetch(_SOME.replace("TABLE", table), key.id, BATCH)
         await connection.executemany(
             _RESEAL.replace("TABLE", table),
             [(row["ctid"], key.id, _resealed(row, SEALED[table](row), key, nonce)) for row in rows],
         )
+        if rows and not recorded:  # once, with the first rows
+            before = {"key_ids": {row["key_id"] for row in rows}}
+            after = {"key_ids": {key.id}}
+            await record(connection, acting(), "master_key.rotate", "master key", before=before, after=after)
     return len(rows)
 
 

@@ -60,6 +60,44 @@ COMMENT ON COLUMN vaultevents.settlement.connect_ms IS 'As attempts.connect_ms, 
 COMMENT ON COLUMN vaultevents.settlement.tls_ms IS 'As attempts.tls_ms, in milliseconds.';
 COMMENT ON COLUMN vaultevents.settlement.first_byte_ms IS 'As attempts.first_byte_ms, in milliseconds.';
 
+CREATE FUNCTION vaultevents.append_audit_entry(new_actor text, new_action text, new_subject text, new_account text, new_before bytea, new_after bytea) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER
+    SET search_path TO 'vaultevents', 'pg_temp'
+    AS $$
+declare
+    entry audit_log;
+begin
+    if current_setting('role') = 'vaultevents_api'
+        and new_account is distinct from current_setting('vaultevents.account', true) then
+        raise exception 'an entry of the API is about the account of its session';
+    end if;
+    perform pg_advisory_xact_lock(hashtext('vaultevents audit log'), hashtext(current_schema()));
+    select seq, hash into entry.seq, entry.previous_hash from audit_log order by seq desc limit 1;
+    entry.seq := coalesce(entry.seq, 0) + 1;
+    entry.previous_hash := coalesce(entry.previous_hash, decode(repeat('00', 32), 'hex'));
+    entry.at := db_now();
+    entry.hash := sha256(
+        audit_field(entry.previous_hash)
+        || audit_field(convert_to(entry.seq::text, 'UTF8'))
+        || audit_field(convert_to(to_char(entry.at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'), 'UTF8'))
+        || audit_field(convert_to(new_actor, 'UTF8'))
+        || audit_field(convert_to(new_action, 'UTF8'))
+        || audit_field(convert_to(new_subject, 'UTF8'))
+        || audit_field(convert_to(new_account, 'UTF8'))
+        || audit_field(new_before)
+        || audit_field(new_after));
+    insert into audit_log (seq, at, actor, action, subject, account_id, before_digest, after_digest, previous_hash, hash)
+        values (entry.seq, entry.at, new_actor, new_action, new_subject, new_account, new_before, new_after,
+            entry.previous_hash, entry.hash);
+    return entry.seq;
+end $$;
+COMMENT ON FUNCTION vaultevents.append_audit_entry(new_actor text, new_action text, new_subject text, new_account text, new_before bytea, new_after bytea) IS 'Append an entry to the audit log and return its number. Locks the log until the transaction ends, so that the chain has one end: call it last. Runs as the owner of the tables, so that the API role can append and neither read nor change.';
+
+CREATE FUNCTION vaultevents.audit_field(content bytea) RETURNS bytea
+    LANGUAGE sql IMMUTABLE
+    AS $$select coalesce(int4send(octet_length(content)) || content, '\xffffffff'::bytea)$$;
+COMMENT ON FUNCTION vaultevents.audit_field(content bytea) IS 'Encode a field of an audit log entry for its hash: the number of its bytes in 4 bytes, big-endian, then the bytes. Null: ff ff ff ff.';
+
 CREATE FUNCTION vaultevents.claim_due(request vaultevents.claim_request) RETURNS TABLE(delivery_id bigint, attempts integer, event_id text, body bytea, webhook_id text, account_id text, url text, key_ids text[], sealed bytea[], claimed_at timestamp with time zone)
     LANGUAGE plpgsql
     SET plan_cache_mode TO 'force_generic_plan'
@@ -260,6 +298,14 @@ begin
         select 'events', count(*) from events union all select 'deliveries', count(*) from deliveries;
 end $$;
 COMMENT ON FUNCTION vaultevents.recount_rows() IS 'Count events and deliveries again. For a database whose rows were copied with its triggers off. Writers wait.';
+
+CREATE FUNCTION vaultevents.refuse_audit_change() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+begin
+    raise exception 'the audit log is append-only: nothing of it is changed or removed';
+end $$;
+COMMENT ON FUNCTION vaultevents.refuse_audit_change() IS 'Trigger: refuse every change of the audit log but an append.';
 
 CREATE FUNCTION vaultevents.replace_secret(webhook text, new_key_id text, new_sealed bytea, overlap_s double precision) RETURNS timestamp with time zone
     LANGUAGE plpgsql SECURITY DEFINER
@@ -487,6 +533,37 @@ COMMENT ON COLUMN vaultevents.attempts.connect_ms IS 'TCP connection, in millise
 COMMENT ON COLUMN vaultevents.attempts.tls_ms IS 'TLS handshake, in milliseconds.';
 COMMENT ON COLUMN vaultevents.attempts.first_byte_ms IS 'From the start of the attempt to the first byte of the answer, in milliseconds.';
 
+CREATE TABLE vaultevents.audit_log (
+    seq bigint NOT NULL,
+    at timestamp with time zone NOT NULL,
+    actor text NOT NULL,
+    action text NOT NULL,
+    subject text NOT NULL,
+    account_id text,
+    before_digest bytea,
+    after_digest bytea,
+    previous_hash bytea NOT NULL,
+    hash bytea NOT NULL,
+    CONSTRAINT audit_log_action_check CHECK ((action ~ '^[a-z][a-z_]*(\.[a-z_]+)?$'::text)),
+    CONSTRAINT audit_log_actor_check CHECK (((actor <> ''::text) AND (octet_length(actor) <= 200))),
+    CONSTRAINT audit_log_after_digest_check CHECK ((octet_length(after_digest) = 32)),
+    CONSTRAINT audit_log_before_digest_check CHECK ((octet_length(before_digest) = 32)),
+    CONSTRAINT audit_log_hash_check CHECK ((octet_length(hash) = 32)),
+    CONSTRAINT audit_log_previous_hash_check CHECK ((octet_length(previous_hash) = 32)),
+    CONSTRAINT audit_log_subject_check CHECK ((octet_length(subject) <= 20000))
+);
+COMMENT ON TABLE vaultevents.audit_log IS 'Administrative acts. Append-only: each row is written in the transaction of its change, and links to the row before it. Rows refer to nothing, so that they outlive what they are about.';
+COMMENT ON COLUMN vaultevents.audit_log.seq IS 'Number of the row, from 1 without a gap.';
+COMMENT ON COLUMN vaultevents.audit_log.at IS 'When the act was recorded.';
+COMMENT ON COLUMN vaultevents.audit_log.actor IS 'Who acted: `cli:` and the user of the operating system, `api:` and the API key''s id, `console:` and the session''s id, or `service`: automatic.';
+COMMENT ON COLUMN vaultevents.audit_log.action IS 'What was done, such as `webhook.enable`.';
+COMMENT ON COLUMN vaultevents.audit_log.subject IS 'What was changed, by its id.';
+COMMENT ON COLUMN vaultevents.audit_log.account_id IS 'Account of the subject. Null: none, or several.';
+COMMENT ON COLUMN vaultevents.audit_log.before_digest IS 'SHA-256 of the canonical JSON of the state before, without secrets. Null: there was none.';
+COMMENT ON COLUMN vaultevents.audit_log.after_digest IS 'SHA-256 of the canonical JSON of the state afterwards, without secrets. Null: there is none.';
+COMMENT ON COLUMN vaultevents.audit_log.previous_hash IS '`hash` of the row before. The first row: 32 zero bytes.';
+COMMENT ON COLUMN vaultevents.audit_log.hash IS 'SHA-256 of previous_hash, seq, at, actor, action, subject, account_id, before_digest and after_digest, as audit_field() encodes each of them.';
+
 CREATE TABLE vaultevents.console_links (
     digest bytea NOT NULL,
     made_by text NOT NULL,
@@ -495,7 +572,7 @@ CREATE TABLE vaultevents.console_links (
 );
 COMMENT ON TABLE vaultevents.console_links IS 'Links of `vaultevents console` that were not used yet. Each is exchanged once for a session.';
 COMMENT ON COLUMN vaultevents.console_links.digest IS 'SHA-256 of the code in the link.';
-COMMENT ON COLUMN vaultevents.console_links.made_by IS 'User of the operating system who asked for it.';
+COMMENT ON COLUMN vaultevents.console_links.made_by IS 'Who asked for it, as in the audit log.';
 COMMENT ON COLUMN vaultevents.console_links.valid_until IS 'Until when it can be used.';
 
 CREATE TABLE vaultevents.console_sessions (
@@ -509,7 +586,7 @@ CREATE TABLE vaultevents.console_sessions (
 COMMENT ON TABLE vaultevents.console_sessions IS 'Browsers that are logged in to the console.';
 COMMENT ON COLUMN vaultevents.console_sessions.id IS 'Random name of the session. It is no secret.';
 COMMENT ON COLUMN vaultevents.console_sessions.digest IS 'SHA-256 of the token in the browser''s cookie.';
-COMMENT ON COLUMN vaultevents.console_sessions.made_by IS 'User of the operating system who asked for the link.';
+COMMENT ON COLUMN vaultevents.console_sessions.made_by IS 'Who asked for the link, as in the audit log.';
 COMMENT ON COLUMN vaultevents.console_sessions.begun_at IS 'When the link was used.';
 COMMENT ON COLUMN vaultevents.console_sessions.valid_until IS 'When the session ends.';
 
@@ -1317,6 +1394,12 @@ ALTER TABLE ONLY vaultevents.api_public_keys
     ADD CONSTRAINT api_public_keys_pkey PRIMARY KEY (api_key_id, fingerprint);
 ALTER TABLE ONLY vaultevents.attempts
     ADD CONSTRAINT attempts_pkey PRIMARY KEY (delivery_id, number);
+ALTER TABLE ONLY vaultevents.audit_log
+    ADD CONSTRAINT audit_log_hash_key UNIQUE (hash);
+ALTER TABLE ONLY vaultevents.audit_log
+    ADD CONSTRAINT audit_log_pkey PRIMARY KEY (seq);
+ALTER TABLE ONLY vaultevents.audit_log
+    ADD CONSTRAINT audit_log_previous_hash_key UNIQUE (previous_hash);
 ALTER TABLE ONLY vaultevents.console_links
     ADD CONSTRAINT console_links_pkey PRIMARY KEY (digest);
 ALTER TABLE ONLY vaultevents.console_sessions
@@ -1406,6 +1489,10 @@ ALTER TABLE ONLY vaultevents.webhooks
 
 CREATE INDEX api_keys_of_account ON vaultevents.api_keys USING btree (account_id);
 
+CREATE INDEX audit_log_by_account ON vaultevents.audit_log USING btree (account_id, seq);
+
+CREATE INDEX audit_log_by_action ON vaultevents.audit_log USING btree (action, seq);
+
 CREATE UNIQUE INDEX cursors_audit ON vaultevents.cursors USING btree (stream, node) NULLS NOT DISTINCT WHERE (kind = 'audit'::text);
 
 CREATE UNIQUE INDEX cursors_live ON vaultevents.cursors USING btree (stream) WHERE (kind = 'live'::text);
@@ -1477,6 +1564,9 @@ CREATE TRIGGER mark_claimable AFTER UPDATE ON vaultevents.webhooks FOR EACH ROW 
 CREATE TRIGGER mark_inserted AFTER INSERT ON vaultevents.queue REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION vaultevents.mark_queued();
 
 CREATE TRIGGER mark_updated AFTER UPDATE ON vaultevents.queue REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION vaultevents.mark_queued();
+
+CREATE TRIGGER refuse_change BEFORE DELETE OR UPDATE OR TRUNCATE ON vaultevents.audit_log FOR EACH STATEMENT EXECUTE FUNCTION vaultevents.refuse_audit_change();
+ALTER TABLE vaultevents.audit_log ENABLE ALWAYS TRIGGER refuse_change;
 ALTER TABLE ONLY vaultevents.api_keys
     ADD CONSTRAINT api_keys_account_id_fkey FOREIGN KEY (account_id) REFERENCES vaultevents.accounts(id);
 ALTER TABLE ONLY vaultevents.api_public_keys
@@ -1507,6 +1597,7 @@ ALTER TABLE ONLY vaultevents.webhooks
     ADD CONSTRAINT webhooks_account_id_fkey FOREIGN KEY (account_id) REFERENCES vaultevents.accounts(id);
 ALTER TABLE vaultevents.accounts ENABLE ROW LEVEL SECURITY;
 ALTER TABLE vaultevents.attempts ENABLE ROW LEVEL SECURITY;
+ALTER TABLE vaultevents.audit_log ENABLE ROW LEVEL SECURITY;
 ALTER TABLE vaultevents.deliveries ENABLE ROW LEVEL SECURITY;
 ALTER TABLE vaultevents.due_webhooks ENABLE ROW LEVEL SECURITY;
 ALTER TABLE vaultevents.events ENABLE ROW LEVEL SECURITY;
@@ -1581,6 +1672,8 @@ ALTER TABLE vaultevents.webhook_revisions ENABLE ROW LEVEL SECURITY;
 ALTER TABLE vaultevents.webhook_secrets ENABLE ROW LEVEL SECURITY;
 ALTER TABLE vaultevents.webhooks ENABLE ROW LEVEL SECURITY;
 GRANT USAGE ON SCHEMA vaultevents TO vaultevents_api;
+REVOKE ALL ON FUNCTION vaultevents.append_audit_entry(new_actor text, new_action text, new_subject text, new_account text, new_before bytea, new_after bytea) FROM PUBLIC;
+GRANT ALL ON FUNCTION vaultevents.append_audit_entry(new_actor text, new_action text, new_subject text, new_account text, new_before bytea, new_after bytea) TO vaultevents_api;
 REVOKE ALL ON FUNCTION vaultevents.replace_secret(webhook text, new_key_id text, new_sealed bytea, overlap_s double precision) FROM PUBLIC;
 GRANT ALL ON FUNCTION vaultevents.replace_secret(webhook text, new_key_id text, new_sealed bytea, overlap_s double precision) TO vaultevents_api;
 GRANT SELECT ON TABLE vaultevents.accounts TO vaultevents_api;

@@ -108,20 +108,10 @@ async def read(database: Database) -> Overview:
             " (select list_refused from discovery) as validator_list_refused,"
             " (select min(position) from deposit_searches) as deposits_through"
         )
-        cursors = await connection.fetch(
-            "select stream, kind, first, position, stop, updated_at, problem, problem_since, node,"
-            " unverified_from from cursors"
-            " where stop is null or position < stop order by stream, kind desc, id"
-        )
+        facts = await read_cursors(connection)
         known = await nodes.facts(connection)
         quarantine_open = await count_open(connection)
-        orphans = await connection.fetch(
-            "select e.account_id, e.id as event_id, e.orphaned_at,"
-            " (select count(*) from deliveries d where d.event_seq = e.seq and d.state = 'delivered') as delivered"
-            " from events e where e.orphaned_at is not null order by e.orphaned_at desc, e.seq desc limit $1",
-            SHOWN_ORPHANS,
-        )
-    facts = [CursorFacts(**cursor) for cursor in cursors]
+        orphaned = await read_orphaned(connection)
     return Overview(
         **row,
         deliveries=deliveries,
@@ -129,8 +119,29 @@ async def read(database: Database) -> Overview:
         audits=tuple(cursor for cursor in facts if cursor.kind == "audit"),
         quarantine_open=quarantine_open,
         nodes=tuple(known),
-        orphaned=tuple(OrphanFacts(**orphan) for orphan in orphans),
+        orphaned=tuple(orphaned),
     )
+
+
+async def read_cursors(connection: Connection) -> list[CursorFacts]:
+    """Return the cursors that are not done, by stream."""
+    rows = await connection.fetch(
+        "select stream, kind, first, position, stop, updated_at, problem, problem_since, node,"
+        " unverified_from from cursors"
+        " where stop is null or position < stop order by stream, kind desc, id"
+    )
+    return [CursorFacts(**row) for row in rows]
+
+
+async def read_orphaned(connection: Connection) -> list[OrphanFacts]:
+    """Return the events that were orphaned last, newest first."""
+    rows = await connection.fetch(
+        "select e.account_id, e.id as event_id, e.orphaned_at,"
+        " (select count(*) from deliveries d where d.event_seq = e.seq and d.state = 'delivered') as delivered"
+        " from events e where e.orphaned_at is not null order by e.orphaned_at desc, e.seq desc limit $1",
+        SHOWN_ORPHANS,
+    )
+    return [OrphanFacts(**row) for row in rows]
 
 
 async def count_by_state(connection: Connection) -> dict[str, int]:

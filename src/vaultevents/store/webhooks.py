@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from vaultevents.core.actor import acting
 from vaultevents.core.errors import InputError, VaulteventsError
 from vaultevents.core.sealing import MasterKey, Secret, seal
 from vaultevents.core.webhooks import Webhook
+from vaultevents.store import audit_log
 from vaultevents.store.accounts import require_account
 from vaultevents.store.flag_changes import record_flag_change
 from vaultevents.store.notices import Notice, Reason, record
@@ -87,6 +89,7 @@ async def insert_webhook(
         seal(key, secret, webhook.id, nonce),
     )
     await record_revision(connection, webhook.id)
+    await _record_act(connection, "create", webhook.id, None)
     return stored_webhook(row)
 
 
@@ -146,6 +149,7 @@ async def erase_webhook(connection: Connection, account_id: str, webhook_id: str
 
     What is pending is no longer claimed; it is cancelled in batches (`flag_changes`).
     """
+    before = await _state(connection, webhook_id)
     done = await connection.execute(
         "update webhooks set deleted_at = db_now(), active = false"
         " where account_id = $1 and id = $2 and deleted_at is null",
@@ -160,6 +164,7 @@ async def erase_webhook(connection: Connection, account_id: str, webhook_id: str
     )
     await record_flag_change(connection, webhook_id)
     await record_revision(connection, webhook_id)
+    await _record_act(connection, "delete", webhook_id, before)
 
 
 async def rotate_secret(
@@ -192,11 +197,13 @@ async def replace_secret(
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
         raise InputError("a secret stays valid beside its successor for 0 s to 7 days: choose an overlap in between")
     sealed = seal(key, secret, webhook_id, nonce)
+    before = await _state(connection, webhook_id)
     until: datetime | None = await connection.fetchval(
         "select replace_secret($1, $2, $3, $4)", webhook_id, key.id, sealed, overlap_s
     )
     if until is None:
         raise WebhookUnknown
+    await _record_act(connection, "rotate_secret", webhook_id, before)
     return until
 
 
@@ -205,6 +212,7 @@ async def disable_webhook(connection: Connection, webhook_id: str, why: Reason) 
 
     Nothing more is claimed for it, and nothing is dropped: what is pending is parked in batches (`flag_changes`).
     """
+    before = await _state(connection, webhook_id)
     done = await connection.execute(
         "update webhooks set active = false, disabled_reason = $2 where id = $1 and active", webhook_id, why
     )
@@ -213,6 +221,7 @@ async def disable_webhook(connection: Connection, webhook_id: str, why: Reason) 
     await record_flag_change(connection, webhook_id)
     await record_revision(connection, webhook_id)
     await record(connection, [Notice("webhook_disabled", webhook_id, why)])
+    await _record_act(connection, "disable", webhook_id, before)
 
 
 async def pause_webhook(connection: Connection, webhook_id: str, pause_s: float | None) -> datetime | None:
@@ -221,7 +230,10 @@ async def pause_webhook(connection: Connection, webhook_id: str, pause_s: float 
     Events go on to be stored for it. A longer pause that the receiver asked for (rule D6) is kept. None where
     the webhook is off or deleted, and nothing is done.
     """
+    before = await _state(connection, webhook_id)
     until: datetime | None = await connection.fetchval(_PAUSE, webhook_id, pause_s, UNTIL_ENABLED)
+    if until is not None:
+        await _record_act(connection, "pause", webhook_id, before)
     return until
 
 
@@ -245,6 +257,7 @@ async def amend_webhook(
     is on (rules A5 and D9). Raises `WebhookUnknown`.
     """
     old = await find_webhook(connection, account_id, webhook_id)
+    before = await _state(connection, webhook_id)
     new = {
         "url": old.webhook.url,
         "event_types": old.webhook.event_types,
@@ -254,25 +267,32 @@ async def amend_webhook(
     }
     if fields.get("active"):
         await _forgive(connection, webhook_id, was_off=not old.webhook.active)
-    if all(getattr(old.webhook, name) == value for name, value in new.items()):
-        return await find_webhook(connection, account_id, webhook_id)
+    changed = {name for name, value in new.items() if getattr(old.webhook, name) != value}
+    if changed:
+        await _amend(connection, account_id, old.webhook, new)
+    act = "update" if changed - {"active"} else "enable" if new["active"] else "disable"
+    await _record_act(connection, act, webhook_id, before)
+    return await find_webhook(connection, account_id, webhook_id)
+
+
+async def _amend(connection: Connection, account_id: str, old: Webhook, new: dict[str, Any]) -> None:
+    """Store the fields that changed, with what follows from switching a webhook on or off."""
     await connection.execute(
         "update webhooks set url = $3, event_types = $4, vault_ids = $5, active = $6,"
         " disabled_reason = case when $6 then null else disabled_reason end"
         " where account_id = $1 and id = $2 and deleted_at is null",
         account_id,
-        webhook_id,
+        old.id,
         new["url"],
         new["event_types"],
         new["vault_ids"],
         new["active"],
     )
-    if old.webhook.active and not new["active"]:
-        await record_flag_change(connection, webhook_id)
-    if new["active"] and not old.webhook.active:
-        await record(connection, [Notice("webhook_enabled", webhook_id)])
-    await record_revision(connection, webhook_id)
-    return await find_webhook(connection, account_id, webhook_id)
+    if old.active and not new["active"]:
+        await record_flag_change(connection, old.id)
+    if new["active"] and not old.active:
+        await record(connection, [Notice("webhook_enabled", old.id)])
+    await record_revision(connection, old.id)
 
 
 async def find_webhook(connection: Connection, account_id: str, webhook_id: str) -> StoredWebhook:
@@ -332,4 +352,27 @@ async def record_revision(connection: Connection, webhook_id: str) -> None:
         " select r.filter_revision, w.id, w.account_id, w.event_types, w.vault_ids, w.active"
         " from webhooks w, registry r where w.id = $1",
         webhook_id,
+    )
+
+
+async def _state(connection: Connection, webhook_id: str) -> dict[str, Any] | None:
+    """Return the state of a webhook as the audit log digests it, with the times of its secrets; None once deleted."""
+    row = await connection.fetchrow(_STATE, webhook_id)
+    return None if row is None else dict(row)
+
+
+_STATE = """
+select id, account_id, url, event_types, vault_ids, active, disabled_reason, paused_until, failures, parked_until,
+    array(select s.created_at from webhook_secrets s where s.webhook_id = w.id order by s.created_at) as secrets_since,
+    array(select s.valid_until from webhook_secrets s where s.webhook_id = w.id order by s.created_at) as secrets_until
+from webhooks w where id = $1 and deleted_at is null
+"""
+
+
+async def _record_act(connection: Connection, act: str, webhook_id: str, before: dict[str, Any] | None) -> None:
+    """Record in the audit log what was done to a webhook that was in the state `before`."""
+    after = await _state(connection, webhook_id)
+    account_id = (before or after or {}).get("account_id")
+    await audit_log.record(
+        connection, acting(), f"webhook.{act}", webhook_id, account_id=account_id, before=before, after=after
     )

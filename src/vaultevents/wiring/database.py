@@ -126,7 +126,7 @@ async def opened_database(settings: Settings) -> AsyncIterator[OpenedDatabase]:
             target = {"dsn": settings.database_url.get_secret_value()}
             opened = OpenedDatabase(await open_database(target, schema=settings.database_schema), target, None)
         else:
-            embedded = EmbeddedPostgres(settings.directory / "postgres")
+            embedded = EmbeddedPostgres(disks(settings)["database"])
             stack.push_async_callback(asyncio.to_thread, embedded.leave)
             opened = await while_lost(partial(_open_embedded, embedded, settings.database_schema))
         stack.push_async_callback(opened.database.close)
@@ -166,3 +166,9 @@ async def while_lost(work: Callable[[], Awaitable[T]]) -> T:
             log.warning("start_waits", problem=str(error), retry_in_s=PAUSE_S)
             await asyncio.sleep(PAUSE_S)
     return await work()
+
+
+def disks(settings: Settings) -> dict[str, Path]:
+    """Return the directories whose disks can fill up: `data`, and `database` where it is the embedded one."""
+    embedded = {} if settings.database_url is not None else {"database": settings.directory / "postgres"}
+    return {"data": settings.directory, **embedded}
