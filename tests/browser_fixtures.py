@@ -214,7 +214,8 @@ _OVERFLOWING = """() => {
 
 async def inaccessible(page: Page) -> list[str]:
     """Return the serious and critical findings of axe-core."""
-    await page.evaluate(axe_source())
+    if not await page.evaluate("() => 'axe' in window"):
+        await page.evaluate(axe_source())
     found: list[dict[str, Any]] = await page.evaluate(_AXE)
     return [f"{finding['impact']} {finding['id']}: {finding['help']} at {finding['nodes'][:3]}" for finding in found]
 
