@@ -66,9 +66,11 @@ async def hostile_rows(database: Database, texts: Sequence[str]) -> None:
 
 
 _ACCOUNTS = "insert into accounts (id, name) select 'a-' || n, t from unnest($1::int[], $2::text[]) u (n, t)"
+# A second one for each account, since no route has a vault id with a slash.
 _VAULTS = """
 insert into vaults (account_id, id, address)
 select 'a-' || n, t, a from unnest($1::int[], $2::text[], $3::bytea[]) u (n, t, a)
+union all select 'a-' || n, 'v-' || n, substr(sha256(a), 1, 20) from unnest($1::int[], $3::bytea[]) u (n, a)
 """
 _SPANS = """
 insert into vault_spans (account_id, vault_id, ordinal, first_block)

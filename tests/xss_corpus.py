@@ -57,6 +57,14 @@ XSS_STRINGS: Final[tuple[tuple[Place, str], ...]] = (
     ("json", "\\u003cimg src=x onerror=window.xss=1\\u003e"),
 )
 
+XSS_GROUPS: Final = tuple(XSS_STRINGS[number : number + 4] for number in range(0, len(XSS_STRINGS), 4))
+"""Four strings each, which are stored as one text: `joined`. Pages take long to load, and there are fewer then."""
+
+
+def joined(group: tuple[tuple[Place, str], ...]) -> str:
+    """Return the strings of a group as one text."""
+    return " ".join(text for _, text in group)
+
 
 def careless_page(place: Place, text: str) -> str:
     """Return a page that puts `text` where it is dangerous, without escaping it."""
