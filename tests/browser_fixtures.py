@@ -236,8 +236,8 @@ async def unreachable(page: Page) -> list[str]:
     return found
 
 
-# Of radio buttons with one name, Tab stops only at one; in a field for a time at each part. The ring of focus is an outline or a shadow, none of which the
-# element has without focus.
+# Of radio buttons with one name, Tab stops only at one; in a field for a time, at each part. The ring of focus is an
+# outline or a shadow, none of which the element has without focus.
 _COUNT_STOPS = """() => {
   const selector = "a[href], area[href], button, input, select, textarea, summary, iframe, [tabindex], " +
     "[contenteditable]";
