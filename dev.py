@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Make the environment, then run `dev.py demo | test | lint | schema | pictures | bench NAME | anvil | COMMAND`.
+"""Make the environment, then run `dev.py test | lint | schema | dashboard | pictures | bench NAME | anvil`.
 
-COMMAND is one of vaultevents, with its arguments.
+Other words are a command of vaultevents: `dev.py demo` runs `vaultevents demo`, and so on.
 
 Standard library only, Python >= 3.11 with venv. Everything is installed into `.venv` beside this file from the
 hash-locked requirement files, and installed again only when a lock or the interpreter changes.
@@ -148,6 +148,12 @@ def pictures() -> int:
     return run(str(ROOT / "tests" / "pictures.py"))
 
 
+def dashboard() -> int:
+    """Write deploy/grafana/vaultevents.json, after a metric or an alert was changed."""
+    environment("test")
+    return run(str(ROOT / "tests" / "dashboard.py"))
+
+
 def anvil() -> NoReturn:
     """Run a chain with the protocol's contracts on the port that `init --network devnet` expects."""
     environment("test")
@@ -178,6 +184,8 @@ def main(arguments: list[str]) -> int:  # noqa: RET503 - execv does not return
         return schema()
     if command == "pictures":
         return pictures()
+    if command == "dashboard":
+        return dashboard()
     if command == "bench":
         return bench(rest)
     if command == "anvil":

@@ -125,6 +125,7 @@ async def daemon(folder: Path, url: str, execution: str) -> AsyncIterator[None]:
         f'[execution]\nurls = ["{url}"]\nhead = "latest-0"\n{execution}\n'
         f'[delivery]\nallow = ["127.0.0.0/8:*"]\nca_file = "{folder / "ca.pem"}"\n[api]\nserve = "off"\n'
         '[console]\nserve = "off"\n'
+        '[metrics]\nserve = "off"\n'
     )
     command = (sys.executable, "-m", "vaultevents", "run", "--config", str(path))
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}

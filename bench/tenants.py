@@ -271,7 +271,7 @@ async def daemon(folder: Path, port: int) -> AsyncIterator[None]:
         f'network = "devnet"\nchain_id = 1337\ndata_dir = "{folder}"\n[execution]\nurls = ["http://127.0.0.1:9"]\n'
         f'[delivery]\nallow = ["127.0.0.0/8:*"]\nca_file = "{folder / "authorities.pem"}"\n'
         f"[api]\nport = {port}\nrequests_per_minute = 6000\nburst = 1000\n"
-        '[console]\nserve = "off"\n'
+        '[console]\nserve = "off"\n[metrics]\nserve = "off"\n'
     )
     command = (sys.executable, "-m", "vaultevents", "run", "--only", "dispatch", "--only", "api", "--config", str(path))
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}

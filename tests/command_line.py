@@ -209,7 +209,7 @@ class Place:
         api: str = "port = 0",
         log: str = "",
         retention: str = "",
-        metrics: str = "",
+        metrics: str = 'serve = "off"',
     ) -> None:
         """Writes the configuration; more lines may be given for each table."""
         self.config.write_text(

@@ -573,8 +573,11 @@ class MetricsSettings(Section):
     """Metrics and health of this process, on a separate listener."""
 
     serve: Literal["off", "on"] = Field(
-        default="off",
-        description="`on` serves `/metrics` for Prometheus and `/healthz` on a separate port.",
+        default="on",
+        description=(
+            "`on` serves `/metrics` for Prometheus, `/healthz` and `/readyz` on a separate port. Where this "
+            "table is empty and the port is in use, a warning is logged instead of an error."
+        ),
     )
     host: str = Field(default="127.0.0.1", description="Address of that listener.")
     port: int = Field(default=9464, ge=0, le=65535, description="Port of that listener.")

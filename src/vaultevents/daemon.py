@@ -85,7 +85,7 @@ async def serve(
 ) -> None:
     """Runs the chosen workers until `stop` is set, then drains: attempts in flight are finished and settled.
 
-    Metrics are served to the end of the drain, if they are switched on, except by a process that is not `observed`.
+    Metrics are served to the end of the drain, unless they are off, and not by a process that is not `observed`.
     `on_console` gets the URL of the console, where this process serves it.
 
     A span that is being read then is dropped; it is read again at the next start. A `StreamStopped` or a bug in
@@ -99,7 +99,7 @@ async def serve(
         listener = _listener(settings, only)
         if listener is not None:
             stack.callback(listener.close)
-        scraped = bind(metrics_options(settings)) if observed and settings.metrics.serve == "on" else None
+        scraped = _monitoring_listener(settings) if observed else None
         if scraped is not None:
             stack.callback(scraped.close)
         console = bind(console_options(settings)) if observed and _has_console(settings, only) else None
@@ -117,14 +117,20 @@ async def serve(
             settings.delivery.concurrency if "dispatch" in only else 0,
             settings.api.max_connections if listener else 0,
         )
-        drained = asyncio.Event()
-        observing = group.create_task(_observe(settings, store, clock, scraped, drained)) if scraped else None
-        watching = group.create_task(_watch(settings, store, clock, on_advance)) if "watch" in only else None
-        dispatching = group.create_task(_dispatch(settings, store, clock, files, stop)) if "dispatch" in only else None
+        drained, readiness = asyncio.Event(), scraping.Readiness(*({*only} - (set() if listener else {"api"})))
+        observing = (
+            group.create_task(_observe(settings, store, clock, scraped, readiness, drained)) if scraped else None
+        )
+        watching = group.create_task(_watch(settings, store, clock, on_advance, readiness)) if "watch" in only else None
+        dispatching = (
+            group.create_task(_dispatch(settings, store, clock, files, readiness, stop)) if "dispatch" in only else None
+        )
         notifying = (
             group.create_task(_send_notices(settings, store, clock, operator, stop)) if "dispatch" in only else None
         )
-        answering = group.create_task(_answer(settings, store, clock, listener, files, stop)) if listener else None
+        answering = (
+            group.create_task(_answer(settings, store, clock, listener, files, readiness, stop)) if listener else None
+        )
         showing: asyncio.Task[None] | None = None
         if console is not None:
             url = url_of(console, console_options(settings))
@@ -141,6 +147,7 @@ async def serve(
         log.info("started", network=settings.network, roles=sorted(only))
         await stop.wait()
         log.info("stopping")
+        readiness.stopping()
         if watching is not None:
             watching.cancel()
         for draining in (dispatching, notifying, answering, showing):
@@ -153,7 +160,13 @@ async def serve(
             keeper.cancel()
 
 
-async def _watch(settings: Settings, store: Store, clock: ServiceClock, on_advance: Callable[[Advanced], None]) -> None:
+async def _watch(
+    settings: Settings,
+    store: Store,
+    clock: ServiceClock,
+    on_advance: Callable[[Advanced], None],
+    readiness: scraping.Readiness,
+) -> None:
     async with AsyncExitStack() as stack:
         # a new context for each try: one can be entered only once
         opened = await while_lost(lambda: stack.enter_async_context(open_sources(settings, store.database, clock)))
@@ -171,6 +184,7 @@ async def _watch(settings: Settings, store: Store, clock: ServiceClock, on_advan
                 group.create_task(opened.discovery.run())
             if opened.resolver is not None:
                 group.create_task(opened.resolver.run())
+            readiness.started("watch")
 
 
 async def _ask_locator(settings: Settings, chain: ExecutionChain) -> None:
@@ -183,7 +197,12 @@ async def _ask_locator(settings: Settings, chain: ExecutionChain) -> None:
 
 
 async def _dispatch(
-    settings: Settings, store: Store, clock: ServiceClock, files: OpenFiles, stop: asyncio.Event
+    settings: Settings,
+    store: Store,
+    clock: ServiceClock,
+    files: OpenFiles,
+    readiness: scraping.Readiness,
+    stop: asyncio.Event,
 ) -> None:
     delivery = settings.delivery
     options = DispatchOptions(
@@ -211,6 +230,7 @@ async def _dispatch(
         resends = ResendLane(store.database, signer, resending)
         group.create_task(Dispatcher(resends, sender, clock).run(stop))
         deliveries = DeliveryLane(store.database, signer, options, random.SystemRandom())
+        readiness.started("dispatch")
         await Dispatcher(deliveries, sender, clock).run(stop)
 
 
@@ -310,6 +330,7 @@ async def _answer(
     clock: ServiceClock,
     listener: socket.socket,
     files: OpenFiles,
+    readiness: scraping.Readiness,
     stop: asyncio.Event,
 ) -> None:
     """Serve the HTTP API."""
@@ -329,6 +350,7 @@ async def _answer(
     options = server_options(settings, files.connections)
     upkeep = asyncio.create_task(_forget(store.database))
     log.info("api_listens", url=url_of(listener, options))
+    readiness.started("api")
     try:
         await answer(build(desk, KeyRing(store.database)), listener, options, desk.now_s, stop)
     finally:
@@ -346,13 +368,34 @@ def metrics_options(settings: Settings) -> ServerOptions:
     )
 
 
+def _monitoring_listener(settings: Settings) -> socket.socket | None:
+    """The socket of metrics and health; None where they are off, or at the default address if that is in use.
+
+    Another process of this service on the machine has it then.
+    """
+    if settings.metrics.serve == "off":
+        return None
+    try:
+        return bind(metrics_options(settings))
+    except ConfigError as problem:
+        if settings.metrics.model_fields_set:
+            raise
+        log.warning("metrics_not_served", problem=str(problem))
+        return None
+
+
 async def _observe(
-    settings: Settings, store: Store, clock: ServiceClock, listener: socket.socket, stop: asyncio.Event
+    settings: Settings,
+    store: Store,
+    clock: ServiceClock,
+    listener: socket.socket,
+    readiness: scraping.Readiness,
+    stop: asyncio.Event,
 ) -> None:
     """Metrics and health, for the operator's monitoring."""
     options = metrics_options(settings)
     log.info("metrics_listen", url=url_of(listener, options))
-    board = scraping.build(store.database, disks(settings))
+    board = scraping.build(store.database, disks(settings), readiness)
     await answer(board, listener, options, lambda: clock.now().timestamp(), stop)
 
 

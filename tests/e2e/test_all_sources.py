@@ -64,7 +64,7 @@ async def everything(home: Path) -> AsyncIterator[Everything]:
         f'[beacon]\nurls = ["{await beacon.start()}"]\npoll_interval_s = 0.2\n'
         f'[reports]\ngateways = ["{await gateway.start()}"]\npoll_interval_s = 0.2\n'
         f'[contracts]\nlazy_oracles = ["0x{simulation.lazy_oracle.hex()}"]\n'
-        "[api]\nport = 0\n"
+        '[api]\nport = 0\n[metrics]\nserve = "off"\n'
     )
     made = Everything(simulation, beacon, gateway, CommandLine.of(home), config)
     try:

@@ -43,7 +43,7 @@ class Operator:
                 '# data_dir = "/var/lib/vaultevents"', 'data_dir = "data"'
             )
         )
-        self.shell = CommandLine.of(home, VAULTEVENTS_API__PORT="0")
+        self.shell = CommandLine.of(home, VAULTEVENTS_API__PORT="0", VAULTEVENTS_METRICS__PORT="0")
         self.receivers = receivers
 
     async def does(self, *arguments: str) -> Any:

@@ -1,8 +1,9 @@
-"""The daemon as monitoring asks it: what happened is reported, nothing secret is, and by default nobody listens."""
+"""The daemon as monitoring asks it: what happened is reported and nothing secret is, by default on loopback."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import socket
@@ -64,8 +65,8 @@ async def reported(url: str, values: Mapping[tuple[str, ...], float]) -> tuple[s
     return found
 
 
-async def health(url: str) -> tuple[int, bytes]:
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/healthz") as answer:
+async def health(url: str, path: str = "/healthz") -> tuple[int, bytes]:
+    async with aiohttp.ClientSession() as session, session.get(url + path) as answer:
         return answer.status, await answer.read()
 
 
@@ -103,7 +104,7 @@ async def test_a_scrape_reports_what_happened_and_nothing_secret(here: Place) ->
     )
     assert samples["vaultevents_deliveries", "scheduled"] == samples["vaultevents_oldest_pending_seconds",] == 0
     assert samples["vaultevents_stream_lag", "logs"] == 0
-    assert await health(url) == (200, b"")
+    assert await health(url) == await health(url, "/readyz") == (200, b"")
     assert hook.secret is not None
     canaries = [rpc_key, hook.secret, hook.url, "acme", "127.0.0.1", "://", str(here.data_dir), *ids]
     assert leaks(text, canaries) == set()
@@ -123,15 +124,29 @@ async def test_what_dispatcher_processes_do_is_reported_by_the_first(here: Place
     assert [line["event"] for line in ended.logs].count("metrics_listen") == 1
 
 
-async def test_by_default_nobody_listens(here: Place) -> None:
+async def test_by_default_loopback_is_served(here: Place) -> None:
+    here.configure(metrics="port = 0")
     running = await here.shell.start("run")
-    await running.said('"api_listens"')
+    await running.said('"metrics_listen"')
     await running.said('"started"')
     open_ports = [
         connection for connection in psutil.Process(running.pid).net_connections("tcp") if connection.status == "LISTEN"
     ]
-    assert len(open_ports) == 1
-    assert '"metrics_listen"' not in (await running.end()).ok().stderr
+    assert {connection.laddr.ip for connection in open_ports} == {"127.0.0.1"}
+    assert address_of(running) in {f"http://127.0.0.1:{connection.laddr.port}" for connection in open_ports}
+    (await running.end()).ok()
+
+
+async def test_the_default_port_in_use_ends_nothing(here: Place) -> None:
+    """As where several processes of the service run on one machine."""
+    here.configure(metrics="")
+    with contextlib.ExitStack() as taken:
+        with contextlib.suppress(OSError):  # in use already
+            taken.enter_context(socket.create_server(("127.0.0.1", 9464)))
+        running = await here.shell.start("run")
+        await running.said('"metrics_not_served"')
+        await running.said('"started"')
+        (await running.end()).ok()
 
 
 async def test_a_port_in_use_is_one_sentence(here: Place) -> None:

@@ -87,7 +87,7 @@ def settings_of(directory: Path, simulation: Simulation, url: str, proxy: Databa
         f'database_url = "{proxy.dsn(proxy.server.database)}"\nmaster_key_file = "{key}"\n'
         f'[execution]\nurls = ["{url}"]\npoll_interval_s = 0.05\nspan_blocks = 10\nmax_range_blocks = 10\n'
         "audit_blocks_per_s = 0\n"  # it would restore what is lost
-        "[delivery]\npoll_interval_s = 0.2\n"
+        '[delivery]\npoll_interval_s = 0.2\n[metrics]\nserve = "off"\n'
     )
     return config.load(path)
 

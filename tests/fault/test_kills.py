@@ -125,6 +125,7 @@ async def playground(
         "max_range_blocks = 10\naudit_blocks_per_s = 0\n"  # it would restore what a wrong order loses
         f'[delivery]\nallow = ["127.0.0.0/8:*"]\nca_file = "{receivers.ca_path}"\nschedule = "1s, 1s, 1s, 2s, 2s, 5s"\n'
         "timeout_s = 2.0\nlease_s = 3.0\npoll_interval_s = 0.2\n[api]\nport = 0\n[console]\nport = 0\n"
+        '[metrics]\nserve = "off"\n'
     )
     settings = config.load(path)
     hooks = []

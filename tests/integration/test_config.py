@@ -350,3 +350,23 @@ def test_descriptors_are_divided_between_deliveries_and_the_api(hard: int, wante
     command = [sys.executable, "-c", FILES, str(hard), *map(str, wanted)]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert shown[-1] == found
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "console.example"])
+def test_a_console_beyond_loopback_needs_tls_or_a_proxy(tmp_path: Path, host: str) -> None:
+    text = f'network = "devnet"\nchain_id = 5\n[console]\nhost = "{host}"\n'
+    sentence = problem(tmp_path, text)
+    assert f"the console would send its login unencrypted from {host}" in sentence
+    for more in (
+        'trusted_proxies = ["10.0.0.2/32"]',
+        'certificate_file = "a.pem"\nkey_file = "a.key"',
+        'serve = "off"',
+    ):
+        assert config.load(write(tmp_path, text + more)).console.host == host
+    assert "give both or none" in problem(tmp_path, f'{text}certificate_file = "a.pem"')
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
+def test_a_console_on_loopback_needs_none(tmp_path: Path, host: str) -> None:
+    settings = config.load(write(tmp_path, f'network = "devnet"\nchain_id = 5\n[console]\nhost = "{host}"'))
+    assert not settings.console.needs_proxy

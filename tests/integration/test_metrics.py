@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import get_args
 
 import aiohttp
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from api_fixtures import Api, running_api
+from metrics_sample import FULL, full_text
 from store_factories import (
     commit,
     funding,
@@ -41,7 +41,7 @@ from vaultevents.core.errors import NodeFault, SourceUnavailable, WrongNetwork
 from vaultevents.core.nodes import CIRCUIT_STATES, UPSTREAMS
 from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
-from vaultevents.metrics import Stored, StreamFacts
+from vaultevents.metrics import Stored
 from vaultevents.store import gauges
 from vaultevents.store.deliveries import settle
 from vaultevents.store.notices import Kind
@@ -52,27 +52,6 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = re.compile(r"vaultevents_\w+")
-FULL = Stored(
-    deliveries={"scheduled": 3},
-    oldest_pending_s=2.0,
-    oldest_due_s=1.0,
-    flag_changes=2,
-    flag_change_age_s=0.5,
-    notices_waiting=1,
-    reports_pending=1,
-    report_pending_s=30.0,
-    events_orphaned=2,
-    events_orphaned_lately=0,
-    quarantine_open=0,
-    report_age_s=60.0,
-    clock_offset_s=-0.5,
-    outbox_rows=9,
-    step_up_locked=0,
-    webhooks={"on": 2, "parked": 1},
-    streams={"logs": StreamFacts(position=90, age_s=4.0, stuck_s=0.0)},
-    nodes={("execution", "closed"): 2, ("beacon", "open"): 1},
-)
-
 Samples = dict[tuple[str, ...], float]
 
 
@@ -358,20 +337,6 @@ async def test_nothing_else_is_served(database: Database) -> None:
                 assert answer.status == status
 
 
-def alerts(text: str) -> list[dict[str, Any]]:
-    (group,) = yaml.safe_load(text)["groups"]
-    rules: list[dict[str, Any]] = group["rules"]
-    return rules
-
-
-def unknown_metrics(text: str) -> set[str]:
-    """What the alerts name and no scrape reports."""
-    metrics.head("logs", 100)
-    metrics.finalized(40)
-    reported = {key[0] for key in samples(FULL)}
-    return {name for rule in alerts(text) for name in OURS.findall(rule["expr"])} - reported
-
-
 def documented_metrics(page: str) -> set[str]:
     """Return the names in the first cells of the tables of a page."""
     cells = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
@@ -380,32 +345,7 @@ def documented_metrics(page: str) -> set[str]:
 
 def test_the_reference_lists_every_metric() -> None:
     """In docs/reference/metrics.md, without the prefix."""
-    metrics.head("logs", 100)
-    metrics.finalized(40)
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-    exported = set(re.findall(r"^# TYPE vaultevents_(\w+)", metrics.text(FULL).decode(), re.MULTILINE))
+    exported = set(re.findall(r"^# TYPE vaultevents_(\w+)", full_text(), re.MULTILINE))
     assert documented_metrics(page) == exported
     assert documented_metrics(page.replace("`nodes{", "`peers{")) == exported - {"nodes"} | {"peers"}  # the control
-
-
-def test_the_alerts_ask_for_metrics_that_exist_and_say_what_to_do() -> None:
-    text = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
-    manual = (ROOT / "docs" / "operations.md").read_text()
-    assert unknown_metrics(text) == set()
-    assert unknown_metrics(text.replace("_lag{", "_leg{")) == {"vaultevents_stream_leg"}  # the control
-    names = [rule["alert"] for rule in alerts(text)]
-    assert len(names) == len(set(names)) > 10
-    for rule in alerts(text):
-        assert set(rule) - {"for"} == {"alert", "expr", "labels", "annotations"}
-        assert rule["labels"]["severity"] in ("critical", "warning", "info")
-        assert rule["annotations"]["summary"].endswith(".")
-        assert f"| `{rule['alert']}` |" in manual
-
-
-def test_the_values_that_alerts_ask_for_are_reported_from_the_start() -> None:
-    """Or the first replayed token would be no increase."""
-    text = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
-    asked = set(re.findall(r'_total\{(?:kind|code)=~?"([^"]+)"', text))
-    known = {value for counted in metrics.COUNTERS for value in counted.known}
-    assert asked
-    assert {one for request in asked for one in request.split("|")} <= known

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from uuid import UUID
 
 import pytest
@@ -187,4 +189,26 @@ def test_each_delivery_begins_once_in_order_and_no_burst_is_larger_than_its_size
         assert bursts.waiting == claimed - len(begun)
     assert begun == list(range(len(begun)))
     bursts.clear()
-    assert bursts.next() is None
+    assert (bursts.next(), bursts.waiting) == (None, 0)
+
+
+@given(st.lists(st.lists(st.sampled_from("abc"), max_size=20), max_size=10), st.integers(1, 30))
+def test_accounts_take_turns_and_each_keeps_its_order(claims: list[list[str]], begins: int) -> None:
+    bursts, waiting, number = Bursts(10_000), dict[str, list[int]](), count()
+    for claim in claims:
+        claimed = [(next(number), account_id) for account_id in claim]
+        bursts.extend(Delivery(n, UUID(int=1), 1, "", b"", Target("w", "", (), name)) for n, name in claimed)
+        for n, account_id in claimed:
+            waiting.setdefault(account_id, []).append(n)
+        passed = Counter[str]()
+        """How often another account was served while this one had something waiting."""
+        for _ in range(begins):
+            delivery = bursts.next()
+            if delivery is None:
+                assert not any(waiting.values())
+                break
+            account_id = delivery.target.account_id
+            assert waiting[account_id].pop(0) == delivery.id
+            passed[account_id] = 0
+            passed.update(other for other, left in waiting.items() if left and other != account_id)
+            assert max(passed.values()) <= 2, "an account waits for one delivery of each other account at most"

@@ -1,7 +1,8 @@
-"""Serve an operator's monitoring on a listener of its own: `/metrics`, and `/healthz` without content (rule T20).
+"""Serve an operator's monitoring on a listener of its own: `/metrics`, `/healthz` and `/readyz` (rule T20).
 
 A process is healthy while the database can be written to, so that it turns unhealthy within 5 s of a full disk, a
-database that is gone, or one that only reads.
+database that is gone, or one that only reads. It is ready while it is healthy, has the schema that it needs, and every
+part of it has started. Neither answer has content.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
 from vaultevents.metrics import Stored
 from vaultevents.store import gauges
 from vaultevents.store.disk_space import free_shares
-from vaultevents.store.health import write_probe
+from vaultevents.store.health import has_schema, write_probe
 from vaultevents.store.pool import Database
 
 FRESH_S: Final = 5.0
@@ -41,9 +42,28 @@ NO_DISKS: Final = MappingProxyType[str, Path]({})
 T = TypeVar("T")
 
 
-def build(database: Database, disks: Mapping[str, Path] = NO_DISKS) -> ASGIApp:
+class Readiness:
+    """The parts of a process that have to start before it is ready; none is once it stops."""
+
+    def __init__(self, *parts: str) -> None:
+        self._missing = set(parts)
+
+    def started(self, part: str) -> None:
+        """Note that a part works."""
+        self._missing.discard(part)
+
+    def stopping(self) -> None:
+        """Note that the process takes no more work."""
+        self._missing.add("process")
+
+    def is_complete(self) -> bool:
+        """Test whether every part works."""
+        return not self._missing
+
+
+def build(database: Database, disks: Mapping[str, Path] = NO_DISKS, readiness: Readiness | None = None) -> ASGIApp:
     """The application of one process. `disks` are the directories whose disks may fill up."""
-    board, probe = _Board(database), _Probe(database)
+    board, probe, parts = _Board(database), _Probe(database), readiness or Readiness()
 
     async def metrics_page(_: Request) -> Response:
         text = metrics.text(await board.stored(), await free_shares(disks))
@@ -52,7 +72,11 @@ def build(database: Database, disks: Mapping[str, Path] = NO_DISKS) -> ASGIApp:
     async def health(_: Request) -> Response:
         return Response(status_code=200 if await probe.writable() else 503)
 
-    return Starlette(routes=[Route("/metrics", metrics_page), Route("/healthz", health)])
+    async def ready(_: Request) -> Response:
+        able = parts.is_complete() and await probe.writable() and await _in_time(has_schema(database))
+        return Response(status_code=200 if able else 503)
+
+    return Starlette(routes=[Route("/metrics", metrics_page), Route("/healthz", health), Route("/readyz", ready)])
 
 
 async def _in_time(asked: Awaitable[T]) -> T | None:

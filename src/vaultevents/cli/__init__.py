@@ -9,12 +9,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from vaultevents import __version__
 from vaultevents.core.errors import DatabaseUnavailable, InputError, SourceUnavailable, VaulteventsError
 
 COMMANDS = {
@@ -31,11 +32,13 @@ COMMANDS = {
     "prune": "Remove deliveries that were delivered or cancelled long ago, with their attempts.",
     "account": "Add and list accounts, which own vaults and webhooks.",
     "vault": "Discover, add, list and remove the staking vaults that are watched.",
-    "webhook": "Add, list, pause, enable, test and remove the URLs to which events are delivered.",
+    "webhook": "Add, list, show, pause, enable, test and remove the URLs to which events are delivered.",
+    "event": "Stored events: list, show, follow.",
+    "delivery": "Deliveries of events to webhooks, with their attempts: list, show.",
     "key": "Add, list, rotate and revoke the keys of the HTTP API.",
     "mfa": "Enrol and reset the second factor with which an account changes its webhooks.",
     "report": "Oracle reports: files, proofs, calldata.",
-    "audit": "Proofs over what is stored.",
+    "audit": "Proofs over what is stored, and the log of who changed what.",
     "quarantine": "Logs that cannot be decoded: list, retry, dismiss.",
 }
 """Every command with the first sentence of its help, in the order of the help."""
@@ -51,9 +54,9 @@ class _Commands(TyperGroup):
 
 def build() -> typer.Typer:
     """Build the command line without the modules of its commands, which together take a second to import."""
-    app = _app(_Commands)
+    app = _app(_Commands, add_completion=True)
     for name, summary in COMMANDS.items():
-        app.command(name, help=summary)(_group)
+        app.command(name, help=summary)(_unloaded)
     return app
 
 
@@ -70,7 +73,7 @@ def load(name: str) -> Any:
     return group.commands[name]
 
 
-def _app(kind: type[TyperGroup]) -> typer.Typer:
+def _app(kind: type[TyperGroup], *, add_completion: bool = False) -> typer.Typer:
     app = typer.Typer(
         name="vaultevents",
         cls=kind,
@@ -79,20 +82,36 @@ def _app(kind: type[TyperGroup]) -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        add_completion=False,
+        add_completion=add_completion,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_group)  # with one command alone typer would leave out its name
+    app.callback()(_no_command)  # with one command alone typer would leave out its name
     return app
 
 
-def _group() -> None:
+def _unloaded() -> None:
+    pass
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"vaultevents {__version__}")
+        raise typer.Exit
+
+
+def _no_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
     pass
 
 
 def main() -> None:
     """Run one command.
 
-    Exit codes: 0 done, 1 a problem that is reported in one sentence, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM.
+    Exit codes: 0 done, 1 a problem that is reported in one sentence, 2 wrong usage, 3 not healthy, 130 Ctrl-C,
+    143 SIGTERM.
     """
     try:
         _check_arguments(sys.argv)

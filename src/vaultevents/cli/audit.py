@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import asdict
+from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 from pydantic import SecretStr
 
-from vaultevents.cli.options import ConfigOption, JsonOption
+from vaultevents.cli.options import ConfigOption, JsonOption, duration_of
 from vaultevents.cli.progress import RowProgress
 from vaultevents.cli.settings import settings_of
 from vaultevents.cli.terminal import complete, put_json, put_table, say
 from vaultevents.config import Settings
-from vaultevents.core.errors import InputError
+from vaultevents.core.audit_chain import AuditEntry, time_text
+from vaultevents.core.errors import InputError, OperatorError
 from vaultevents.core.spans import Span
 from vaultevents.core.units import hex_text
-from vaultevents.store import delivery_reconciliation
+from vaultevents.store import audit_log, delivery_reconciliation
+from vaultevents.store.audit_log import Verified
 from vaultevents.store.delivery_reconciliation import Audit
 from vaultevents.watch.range_proof import KINDS, GapProof, Tally, prove
 from vaultevents.wiring.database import open_store
 from vaultevents.wiring.sources import open_chain, with_node_alone
 
-audit = typer.Typer(help="Proofs over what is stored.", no_args_is_help=True)
+audit = typer.Typer(help="Proofs over what is stored, and the log of who changed what.", no_args_is_help=True)
 
 
 @audit.command("deliveries")
@@ -130,6 +135,129 @@ def _print_proof(found: GapProof) -> None:
     if not found.is_whole:
         say("            what is missing comes back by 'vaultevents replay' over these blocks, once the first node of")
         say("            execution.urls is one that has it; find out who changed the rest")
+
+
+@audit.command("log")
+def audit_log_entries(
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compute the chain of hashes again; exit code 1 when it is broken.")
+    ] = False,
+    since_hash: Annotated[
+        str | None,
+        typer.Option(
+            help="Verify, and find this hash, which an earlier '--verify' showed, in the chain.", metavar="HASH"
+        ),
+    ] = None,
+    account: Annotated[
+        str | None, typer.Option("--account", help="Only what is about this account.", metavar="ACCOUNT")
+    ] = None,
+    action: Annotated[
+        str | None, typer.Option(help="Only this action, such as webhook.enable, or webhook for all of them.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Only what is not older, such as 24h, or 2026-01-31T12:00:00Z.", metavar="TIME")
+    ] = None,
+    before: Annotated[
+        int | None, typer.Option(min=1, help="Only entries with a lower number: the next page.", metavar="NUMBER")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.", metavar="N")] = 50,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List who changed what and when, newest first, or verify that nothing of it was altered.
+
+    Each entry has the hash of the one before it. Note the hash that '--verify' shows somewhere else: with
+    '--since-hash' it proves later that no entry up to then was removed or replaced.
+    """
+    settings = settings_of(config)
+    if verify or since_hash is not None:
+        if (account, action, since, before) != (None, None, None, None):
+            raise typer.BadParameter("the whole log is verified: leave out the options that choose entries")
+        _put_verified(complete(_verified(settings, since_hash)), since_hash, as_json=as_json)
+        return
+    found = complete(_entries(settings, account, action, since, before, limit + 1))
+    following = found[limit - 1].seq if len(found) > limit else None
+    if as_json:
+        put_json({"entries": [_entry(entry) for entry in found[:limit]], "next": following})
+        return
+    put_table(
+        ("number", "time", "actor", "action", "subject", "account"),
+        [
+            (entry.seq, time_text(entry.at), entry.actor, entry.action, entry.subject, entry.account_id)
+            for entry in found[:limit]
+        ],
+        "no entry",
+    )
+    if following is not None:
+        say(f"more: --before {following}")
+
+
+async def _entries(
+    settings: Settings, account: str | None, action: str | None, since: str | None, before: int | None, limit: int
+) -> list[AuditEntry]:
+    async with open_store(settings) as store:
+        start = None if since is None else _since(since, await store.database.now())
+        async with store.database.transaction() as connection:
+            return await audit_log.entries(
+                connection, account_id=account, action=action, since=start, before=before, limit=limit
+            )
+
+
+def _since(text: str, now: datetime) -> datetime:
+    """Return the time that a duration before `now` or a text in RFC 3339 stands for. Raises `InputError`."""
+    with suppress(ValueError):
+        if (at := datetime.fromisoformat(text)).tzinfo is not None:
+            return at
+    return now - timedelta(seconds=duration_of(text, "--since", most_days=36_500))
+
+
+def _entry(entry: AuditEntry) -> dict[str, Any]:
+    return {
+        "seq": entry.seq,
+        "at": time_text(entry.at),
+        "actor": entry.actor,
+        "action": entry.action,
+        "subject": entry.subject,
+        "account_id": entry.account_id,
+        "before_digest": None if entry.before_digest is None else entry.before_digest.hex(),
+        "after_digest": None if entry.after_digest is None else entry.after_digest.hex(),
+        "hash": entry.hash.hex(),
+    }
+
+
+async def _verified(settings: Settings, since_hash: str | None) -> Verified:
+    noted_hash = None if since_hash is None else _hash(since_hash)
+    async with open_store(settings) as store, store.database.transaction() as connection:
+        return await audit_log.verify(connection, noted_hash)
+
+
+def _hash(text: str) -> bytes:
+    if re.fullmatch("[0-9a-fA-F]{64}", text) is None:
+        raise InputError(f"--since-hash '{text[:80]}' is not a hash: give the 64 hexadecimal digits that were noted")
+    return bytes.fromhex(text)
+
+
+def _put_verified(found: Verified, since_hash: str | None, *, as_json: bool) -> None:
+    """Show what a verification found; exit code 1 when the chain is broken or lacks the noted hash."""
+    is_whole = found.first_bad is None and (since_hash is None or found.noted_seq is not None)
+    if as_json:
+        shown = {"rows": found.rows, "head_hash": found.head_hash.hex(), "noted_seq": found.noted_seq}
+        put_json({"ok": is_whole, **shown, "first_bad": found.first_bad and asdict(found.first_bad)})
+    else:
+        say(f"entries     {found.rows} hold")
+        say(f"head        {found.head_hash.hex()}")
+        if found.noted_seq is not None:
+            say(f"noted       it is the hash of entry {found.noted_seq}")
+    if found.first_bad is not None:
+        raise OperatorError(
+            f"the audit log is broken at entry {found.first_bad.seq}: {found.first_bad.problem}. Somebody with the "
+            "rights of the database's owner changed it: compare it with a backup from before"
+        )
+    if not is_whole:
+        raise OperatorError(
+            f"the audit log has no entry with the hash {since_hash}: entries were removed or replaced since it was "
+            "noted, or a backup from before was restored"
+        )
 
 
 async def _audited(settings: Settings, account_id: str | None) -> Audit:

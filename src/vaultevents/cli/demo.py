@@ -237,6 +237,7 @@ async def _stage(directory: Path, seed: int, console_port: int | None) -> AsyncI
         },
         "api": {"port": 0},
         "console": {"serve": "off"} if console_port is None else {"port": console_port},
+        "metrics": {"port": 0},
     }
     settings = config.given(values, "demo")  # and nothing of the environment: never the operator's own database
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
@@ -25,6 +26,11 @@ ConfigOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Answer with one JSON object, the last line of stdout.")]
 AccountArgument = Annotated[str, typer.Argument(help="The account's id: letters, digits, hyphens.", metavar="ACCOUNT")]
+
+LimitOption = Annotated[int, typer.Option(min=1, max=500, help="How many at most.", metavar="N")]
+BeforeOption = Annotated[
+    int | None, typer.Option(min=1, help="Go on after the page that named this number.", metavar="NUMBER")
+]
 
 DAY_S: Final = 24 * 3600
 MAX_KEY_FILE_BYTES: Final = 64 * 1024
@@ -50,6 +56,16 @@ def duration_of(text: str, option: str, *, most_days: int) -> int:
     if seconds is None or seconds > most_days * DAY_S:
         raise InputError(f"{option} '{text}' is not a time: write 1s to {most_days}d, as in 2h")
     return seconds
+
+
+def time_of(text: str, option: str, now: datetime) -> datetime:
+    """Return a time in RFC 3339, or so long ago as 30m or 24h says. Raises `InputError` for anything else."""
+    ago_s = _seconds(text)
+    try:
+        at = datetime.fromisoformat(text) if ago_s is None else now - timedelta(seconds=ago_s)
+    except (ValueError, OverflowError):
+        raise InputError(f"{option} '{text}' is not a time: write 2026-01-31T12:00:00Z, or 24h for a day ago") from None
+    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
 
 
 def _seconds(text: str) -> int | None:

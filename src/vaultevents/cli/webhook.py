@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
 
-from vaultevents.cli.options import AccountArgument, ConfigOption, JsonOption, duration_of, overlap_of
+from vaultevents.cli.delivery import attempt_json, outcome
+from vaultevents.cli.options import AccountArgument, ConfigOption, JsonOption, duration_of, overlap_of, time_of
 from vaultevents.cli.settings import settings_of
-from vaultevents.cli.terminal import complete, put_json, put_table, say
+from vaultevents.cli.terminal import STYLES, Fact, Rows, complete, put, put_json, put_table, say
+from vaultevents.core.errors import InputError
 from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
 from vaultevents.core.webhooks import Webhook, check_event_types, check_url
-from vaultevents.store import resends, webhooks
+from vaultevents.store import resends, webhook_search, webhooks
+from vaultevents.store.webhook_search import FailedAttempt, RecentAttempts, SecretFacts, WebhookRow
 from vaultevents.wiring.database import Store, open_store
 from vaultevents.wiring.delivery import url_rules
 
 webhook = typer.Typer(
-    help="Add, list, pause, enable, test and remove the URLs to which events are delivered.", no_args_is_help=True
+    help="Add, list, show, pause, enable, test and remove the URLs to which events are delivered.", no_args_is_help=True
 )
 
 WebhookArgument = Annotated[
     str, typer.Argument(help="The webhook's id, as 'webhook list' shows it.", metavar="WEBHOOK")
 ]
 ASK_EVERY_S = 0.2
+FAILURES_SHOWN = 10
 
 
 @webhook.command("add")
@@ -95,6 +100,185 @@ def webhook_list(account_id: AccountArgument, config: ConfigOption = None, as_js
         for stored in found
     ]
     put_table(("id", "url", "event types", "vaults", "state"), rows, "no webhooks yet: 'vaultevents webhook add'")
+
+
+@webhook.command("show")
+def webhook_show(webhook_id: WebhookArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show one webhook: its filters, how its newest attempts went, what is pending, and its last failures."""
+    settings = settings_of(config)
+
+    async def work() -> _Shown:
+        async with open_store(settings) as store, store.database.statement() as connection:
+            row = await webhook_search.webhook(connection, webhook_id)
+            if row is None:
+                raise InputError(
+                    f"there is no webhook '{webhook_id}': 'vaultevents webhook list ACCOUNT' shows those of an account"
+                )
+            return _Shown(
+                row,
+                await webhook_search.recent_attempts(connection, webhook_id),
+                await webhook_search.last_failures(connection, webhook_id, FAILURES_SHOWN),
+                await webhook_search.secrets_of(connection, webhook_id),
+            )
+
+    shown = complete(work())
+    if as_json:
+        put_json(shown.as_json())
+    else:
+        put(shown.parts())
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What `webhook show` shows."""
+
+    row: WebhookRow
+    recent: RecentAttempts
+    failures: list[FailedAttempt]
+    secrets: list[SecretFacts]
+
+    def as_json(self) -> dict[str, object]:
+        row, recent = self.row, self.recent
+        return {
+            **_webhook_json(row.webhook),
+            "accountId": row.webhook.account_id,
+            "state": row.state,
+            "createdAt": row.created_at,
+            "deletedAt": row.deleted_at,
+            "disabledReason": row.disabled_reason,
+            "pausedUntil": row.paused_until,
+            "parkedUntil": row.parked_until,
+            "failuresInARow": row.failures,
+            "pending": row.pending,
+            "recentAttempts": {
+                "number": recent.attempts,
+                "accepted": recent.accepted,
+                "successRate": recent.success_rate,
+                "p50Ms": recent.p50_ms,
+                "p95Ms": recent.p95_ms,
+                "since": recent.since,
+                "lastSuccessAt": recent.last_success_at,
+            },
+            "lastFailures": [{"eventId": of.event_id, **attempt_json(of.attempt)} for of in self.failures],
+            "secrets": [{"createdAt": of.created_at, "validUntil": of.valid_until} for of in self.secrets],
+        }
+
+    def parts(self) -> Iterator[Fact | Rows]:
+        row, recent, shown = self.row, self.recent, self.row.webhook
+        yield Fact("webhook", f"{shown.id} of account {shown.account_id}")
+        yield Fact("url", shown.url)
+        yield Fact("types", "all" if shown.event_types is None else ", ".join(shown.event_types))
+        yield Fact("vaults", "all" if shown.vault_ids is None else ", ".join(shown.vault_ids))
+        yield Fact("state", self._state(), STYLES.get(row.state, ""))
+        more = " or more" if row.pending >= webhook_search.PENDING_COUNTED else ""
+        yield Fact("pending", f"{row.pending:,}{more} deliveries")
+        if recent.success_rate is None:
+            yield Fact("attempts", "none yet")
+        else:
+            times = f"p50 {recent.p50_ms} ms, p95 {recent.p95_ms} ms"
+            yield Fact("attempts", f"{recent.success_rate:.1%} of the last {recent.attempts:,} were accepted; {times}")
+        if row.failures:
+            at = "" if row.first_failure_at is None else f", the first one at {_at(row.first_failure_at)}"
+            yield Fact("failures", f"{row.failures} in a row{at}", "red")
+        for secret in self.secrets:
+            until = "" if secret.valid_until is None else f", valid until {_at(secret.valid_until)}"
+            yield Fact("secret", f"since {_at(secret.created_at)}{until}")
+        yield Rows.of(
+            ("last failures", "event", "outcome"),
+            [(_at(of.attempt.started_at), of.event_id, outcome(of.attempt)) for of in self.failures],
+            "",
+        )
+
+    def _state(self) -> str:
+        row = self.row
+        if row.state == "paused":
+            return "paused until 'enable'" if row.is_paused_for_good else f"paused until {_at(row.paused_until)}"
+        if row.state == "parked":
+            return f"parked by failures until {_at(row.parked_until)}"
+        return f"off ({row.disabled_reason or 'switched off'})" if row.state == "off" else row.state
+
+
+def _at(moment: datetime | None) -> str:
+    return "-" if moment is None else moment.isoformat(timespec="seconds")
+
+
+@webhook.command("resend")
+def webhook_resend(
+    webhook_id: WebhookArgument,
+    event_id: Annotated[str, typer.Argument(help="The event's id.", metavar="EVENT")],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send one event once more to a webhook, whatever the state of its delivery.
+
+    The running service sends it; while the webhook is paused, it waits.
+    """
+    settings = settings_of(config)
+
+    async def work() -> datetime | resends.Orphaned | None:
+        async with open_store(settings) as store, store.database.transaction() as connection:
+            account_id = await webhooks.account_of(connection, webhook_id)
+            return await resends.request_resend(connection, account_id, webhook_id, event_id)
+
+    asked_at = complete(work())
+    if asked_at is None:
+        raise InputError(
+            f"there is no delivery of '{event_id}' to webhook {webhook_id}: 'vaultevents event show' lists its "
+            "deliveries, and 'webhook recover' sends events that the webhook never had"
+        )
+    if isinstance(asked_at, resends.Orphaned):
+        raise InputError(
+            f"the block of '{event_id}' is no longer on the chain, so it is not sent: ask again when it is back"
+        )
+    if as_json:
+        put_json({"id": webhook_id, "eventId": event_id, "requestedAt": asked_at})
+    else:
+        say(f"Asked for one attempt of {event_id} to webhook {webhook_id}: 'vaultevents event show' shows its outcome.")
+
+
+@webhook.command("recover")
+def webhook_recover(
+    webhook_id: WebhookArgument,
+    since: Annotated[
+        str, typer.Option(help="From this time of events on: RFC 3339, or 24h for a day ago.", metavar="TIME")
+    ],
+    until: Annotated[str | None, typer.Option(help="Before this time, likewise.", metavar="TIME")] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send every event of a range of time that a webhook should have and that is neither delivered nor pending.
+
+    Its present filter decides. A pause that its receiver asked for ends.
+    """
+    settings, now = settings_of(config), datetime.now(UTC)
+    begin = time_of(since, "--since", now)
+    end = None if until is None else time_of(until, "--until", now)
+    if end is not None and end <= begin:
+        raise InputError(f"--until '{until}' is not after --since '{since}': exchange them")
+
+    async def work() -> int:
+        async with open_store(settings) as store:
+            number, next_ms = 0, _ms(begin)
+            while True:  # a part at a time, so that no transaction is long
+                async with store.database.transaction() as connection:
+                    account_id = await webhooks.account_of(connection, webhook_id)
+                    asked = await resends.request_recovery(
+                        connection, account_id, webhook_id, next_ms, None if end is None else _ms(end)
+                    )
+                number += asked.count
+                if asked.next_since_ms is None:
+                    return number
+                next_ms = asked.next_since_ms
+
+    number = complete(work())
+    if as_json:
+        put_json({"id": webhook_id, "count": number, "since": begin, "until": end})
+    else:
+        say(f"Asked for {number:,} events to webhook {webhook_id}; the running service sends them.")
+
+
+def _ms(moment: datetime) -> int:
+    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
 
 
 @webhook.command("remove")
@@ -164,7 +348,7 @@ def webhook_enable(webhook_id: WebhookArgument, config: ConfigOption = None, as_
     """Switch a webhook on, also one that was switched off after failures, or end its pause.
 
     Its failures are forgotten, and what was kept for it is sent by the running service. Events that fired while it was
-    off are sent only by the API's 'recover'.
+    off are sent only by 'webhook recover'.
     """
     settings = settings_of(config)
 

@@ -11,13 +11,25 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from vaultevents.console import audit, configuration, login, nodes, overview, reports, streams
+from vaultevents.console import (
+    actions,
+    audit,
+    configuration,
+    events,
+    login,
+    nodes,
+    overview,
+    reports,
+    streams,
+    vaults,
+    webhooks,
+)
 from vaultevents.console.access import Guard
 from vaultevents.console.context import ConsoleContext
 from vaultevents.console.live import stream_route
 from vaultevents.console.rendering import database_away, render_message, static_file
 from vaultevents.console.sessions import Sessions
-from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable
+from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable, InputError
 
 STATIC: Final = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
@@ -29,6 +41,10 @@ def build(context: ConsoleContext) -> ASGIApp:
     routes = [
         *login.routes(sessions),
         *(page.route() for page in live_pages),
+        *events.routes(context),
+        *webhooks.routes(context),
+        *vaults.routes(context),
+        *actions.routes(context),
         *configuration.routes(context),
         stream_route(context, {page.topic: page for page in live_pages}),
         *(Route(f"/static/{name}", _static(name, kind)) for name, kind in STATIC.items()),
@@ -38,6 +54,7 @@ def build(context: ConsoleContext) -> ASGIApp:
         exception_handlers={
             DatabaseUnavailable: _away,
             DatabaseUnusable: _away,
+            InputError: _wrong_input,
             HTTPException: _refused,
             Exception: _failed,
         },
@@ -53,6 +70,10 @@ def _static(name: str, media_type: str) -> ASGIApp:
 
 async def _away(request: Request, _: Exception) -> Response:
     return database_away(request)
+
+
+async def _wrong_input(request: Request, error: Exception) -> Response:
+    return render_message(request, 400, "This cannot be done", f"{error}.")
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -69,9 +69,10 @@ def _text(value: object) -> str:
         return "–"
     if isinstance(value, SecretStr):
         return _masked(value.get_secret_value())
+    if isinstance(value, bytes):
+        return f"0x{value.hex()}"
     if isinstance(value, tuple | frozenset):
-        parts = [_text(part) for part in value]
-        return ", ".join(parts if isinstance(value, tuple) else sorted(parts)) or "none"
+        return ", ".join(map(_text, value if isinstance(value, tuple) else sorted(value))) or "none"
     return str(value)
 
 
@@ -79,8 +80,7 @@ def _masked(secret: str) -> str:
     try:
         parts = urlsplit(secret)
         if parts.scheme in ("http", "https", "ws", "wss") and parts.hostname:
-            port = "" if parts.port is None else f":{parts.port}"
-            return f"{parts.scheme}://{parts.hostname}{port} (the rest is hidden)"
+            return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]} (the rest is hidden)"
     except ValueError:
         pass
     return "set (hidden)"

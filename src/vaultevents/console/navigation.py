@@ -20,6 +20,10 @@ class Page:
 
 PAGES: Final = (
     Page("/", "Overview"),
+    Page("/events", "Events"),
+    Page("/webhooks", "Webhooks"),
+    Page("/vaults", "Vaults and accounts"),
+    Page("/replay", "Replay"),
     Page("/streams", "Streams"),
     Page("/nodes", "Nodes"),
     Page("/reports", "Reports"),

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 import vaultevents
+from vaultevents.console.links import account_url, event_url, vault_url, webhook_url, with_query
 from vaultevents.console.navigation import PAGES
 
 FRAGMENT_HEADER: Final = "x-fragment"
@@ -77,6 +78,7 @@ def environment() -> Environment:
         auto_reload=False,
     )
     made.globals |= {"pages": PAGES, "version": vaultevents.__version__, "static": static_url}
+    made.globals |= {found.__name__: found for found in (event_url, webhook_url, account_url, vault_url, with_query)}
     made.filters |= {"time": time_text, "age": age_text, "number": number_text, "share": share_text}
     return made
 

@@ -131,6 +131,13 @@ class AllowRule:
     network: Network
     port: int | Literal["usual", "any"] = "usual"
 
+    def __str__(self) -> str:
+        """Write the rule as in the settings."""
+        if self.port == "usual":
+            return str(self.network)
+        network = f"[{self.network}]" if self.network.version == 6 else str(self.network)
+        return f"{network}:{'*' if self.port == 'any' else self.port}"
+
     def takes(self, port: int, usual: Collection[int]) -> bool:
         if self.port == "usual":
             return port in usual

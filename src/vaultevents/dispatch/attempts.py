@@ -27,7 +27,7 @@ from vaultevents.dispatch.policy import Bursts, SlotPolicy
 from vaultevents.dispatch.sender import Reply, Sender
 from vaultevents.dispatch.waiting import ClaimSignal, Item, Pending
 from vaultevents.store.clock import ServiceClock
-from vaultevents.store.deliveries import AttemptState, Delivery, Settled, Settlement
+from vaultevents.store.deliveries import LEAST_SHARE, AttemptState, Delivery, Settled, Settlement
 
 BATCH: Final = 500
 SETTLE_WINDOW_S: Final = 0.005
@@ -123,7 +123,7 @@ class Dispatcher:
             self._wakeup.clear()
             try:
                 cycle = await self._cycle()
-                if cycle.room and cycle.found == cycle.room:
+                if cycle.room and cycle.found >= min(cycle.room, LEAST_SHARE):
                     continue
                 if await self._wakeup.within(IDLE_S):
                     if len(self._accepted) < BURST and self._bursts.posting:
@@ -176,7 +176,7 @@ class Dispatcher:
         if claimed.database_time is not None:
             self._clock.check(claimed.database_time)
         found = len(claimed.deliveries)
-        if accepted and found >= request.limit:  # there was no room for all, or none before these were settled
+        if accepted and found >= min(request.limit, LEAST_SHARE):  # more may be due, or there was no room before
             self._wakeup.set()
         if found:
             for delivery in claimed.deliveries:

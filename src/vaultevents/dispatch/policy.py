@@ -10,7 +10,7 @@ short no webhook has more than `per_webhook`, webhooks that accepted nothing of 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -184,11 +184,14 @@ class SlotPolicy:
 
 
 class Bursts:
-    """What was claimed and has not begun: begun in bursts of `size`, the next when the last is answered or overdue."""
+    """What was claimed and has not begun: begun in bursts of `size`, the next when the last is answered or overdue.
+
+    Accounts take turns, so that the deliveries of one wait for no more than one of each other account.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._claimed: deque[Delivery] = deque()
+        self._claimed = OrderedDict[str, deque[Delivery]]()
         self._pausing = False
         self.number = 0
         """The present burst."""
@@ -196,21 +199,28 @@ class Bursts:
         self.posting = 0
         """The attempts of the present burst that have no answer yet."""
 
-    @property
-    def waiting(self) -> int:
-        """Return how many were claimed and have not begun."""
-        return len(self._claimed)
+        self.waiting = 0
+        """How many were claimed and have not begun."""
 
     def extend(self, deliveries: Iterable[Delivery]) -> None:
         """Add what was claimed."""
-        self._claimed.extend(deliveries)
+        for delivery in deliveries:
+            self._claimed.setdefault(delivery.target.account_id, deque()).append(delivery)
+            self.waiting += 1
 
     def next(self) -> Delivery | None:
         """Return the delivery to begin now, or None while this burst is full."""
-        if not self._claimed or self.posting >= self._size:
+        if not self.waiting or self.posting >= self._size:
             return None
         self.posting += 1
-        return self._claimed.popleft()
+        self.waiting -= 1
+        account_id, claimed = next(iter(self._claimed.items()))
+        delivery = claimed.popleft()
+        if claimed:
+            self._claimed.move_to_end(account_id)
+        else:
+            del self._claimed[account_id]
+        return delivery
 
     def end(self, burst: int) -> bool:
         """Count an answer to an attempt of a burst; return whether another may begin in its place."""
@@ -221,7 +231,7 @@ class Bursts:
 
     def should_pause(self) -> bool:
         """Return whether a pause before the next burst has to begin; it lasts until `advance`."""
-        begins = bool(self._claimed) and not self._pausing
+        begins = self.waiting > 0 and not self._pausing
         self._pausing = self._pausing or begins
         return begins
 
@@ -234,3 +244,4 @@ class Bursts:
     def clear(self) -> None:
         """Forget what has not begun."""
         self._claimed.clear()
+        self.waiting = 0

@@ -69,7 +69,10 @@ async def _api(settings: Settings) -> AsyncIterator[Finding]:
 
 
 async def _metrics(settings: Settings) -> AsyncIterator[Finding]:
-    yield await _listener("metrics", metrics_options(settings), "/metrics", b"vaultevents_")
+    found = await _listener("metrics", metrics_options(settings), "/metrics", b"vaultevents_")
+    if found.result == "failed" and not settings.metrics.model_fields_set:
+        found = warned("metrics", f"{found.detail}. Without that, `run` serves no metrics", found.advice)
+    yield found
 
 
 async def _listener(subject: str, options: ServerOptions, path: str, sign: bytes) -> Finding:

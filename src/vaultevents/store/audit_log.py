@@ -99,7 +99,7 @@ async def verify(connection: Connection, noted_hash: bytes | None = None) -> Ver
     """
     await allow(connection, VERIFY_S)
     last: AuditEntry | None = None
-    found = Verified(0, FIRST_LINK, None)
+    found = Verified(0, FIRST_LINK, None, 0 if noted_hash == FIRST_LINK else None)
     while page := await connection.fetch(_PAGE, found.rows + 1 if found.rows else _LOWEST, ROWS_AT_ONCE):
         for row in page:
             entry = AuditEntry(**row)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
+from vaultevents.core.actor import acting
+from vaultevents.core.errors import InputError
 from vaultevents.core.spans import Span, subtract
+from vaultevents.store.audit_log import record
 from vaultevents.store.pool import Connection, Database
 from vaultevents.store.registry import first_block, lock_registry
 
+Unit = Literal["block", "epoch"]
 EPOCH_STREAMS = ("validators", "withdrawals")
 """Streams whose positions are epochs; those of all others are blocks."""
 
@@ -110,7 +115,60 @@ async def backfill(connection: Connection, stream: str, first: int, last: int | 
         stream,
         first,
     )
-    gaps = subtract(Span(first, last), ready.backfills)
+    return await _insert(connection, stream, subtract(Span(first, last), ready.backfills))
+
+
+async def read_again(database: Database, unit: Unit, first: int, last: int) -> dict[str, list[Span]]:
+    """Have the running watcher read a range once more, in every stream of the unit, beside what it reads live.
+
+    What is missing is stored and delivered; what is stored is compared, and left as it is. Nothing is read that was
+    never read, and nothing twice that an open backfill is going to read. Returns the new backfills of each stream.
+    Raises `InputError` for a range in which nothing was read.
+    """
+    if first > last:
+        raise InputError(f"{unit} {last} lies before {unit} {first}: exchange them")
+    async with database.transaction() as connection:
+        await lock_registry(connection)
+        found: dict[str, list[Span]] = {}
+        for state in await states(connection):
+            begin, end = max(first, state.first), min(last, state.ready.position)
+            if state.unit == unit and begin <= end:
+                gaps = subtract(Span(begin, end), state.ready.backfills)
+                found[state.stream] = await _insert(connection, state.stream, gaps)
+        if not found:
+            raise InputError(f"nothing was read yet in {unit} {first} to {last}: choose another range")
+        if spans := {stream: [str(gap) for gap in gaps] for stream, gaps in found.items() if gaps}:
+            await record(connection, acting(), "stream.backfill", f"{unit} {first}-{last}", after=spans)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """A stream that was begun, and the first position that was ever to be read of it."""
+
+    stream: str
+    unit: Unit
+    first: int
+    ready: Readiness
+
+
+async def states(connection: Connection) -> list[StreamState]:
+    """Return what was read and is still to be read of each stream, by name."""
+    rows = await connection.fetch(
+        "select stream, min(first) as first from cursors where kind in ('live', 'backfill') group by stream"
+        " order by stream"
+    )
+    found = []
+    for row in rows:
+        ready = await readiness(connection, row["stream"])
+        if ready is not None:
+            unit: Unit = "epoch" if row["stream"] in EPOCH_STREAMS else "block"
+            found.append(StreamState(row["stream"], unit, row["first"], ready))
+    return found
+
+
+async def _insert(connection: Connection, stream: str, gaps: list[Span]) -> list[Span]:
+    """Store a backfill for each of the spans."""
     for gap in gaps:
         await connection.execute(
             "insert into cursors (stream, kind, first, position, stop) values ($1, 'backfill', $2::bigint, $2 - 1, $3)",

@@ -136,12 +136,16 @@ async def claim(database: Database, request: ClaimRequest) -> Claim:
     No webhook has more than `per_webhook` in flight, or what `limits` says, in all processes together. One that is
     parked or paused gets nothing. One whose failures are not forgotten gets a single delivery: the oldest that is due,
     retries included (rule D8). Otherwise first attempts go before retries. Webhooks take turns, beginning with the one
-    whose id follows `after`. The cost is that of what is due, however many webhooks there are.
+    whose id follows `after`; where several have something due, each gets its share of the claim at most, which is
+    `LEAST_SHARE` at least. The cost is that of what is due, however many webhooks there are.
     """
     async with database.statement() as connection:  # one round trip, one commit: `claim_due` is a migration's
         rows = await connection.fetch(_CLAIM, _claim_request(request))
     return claimed(rows, request)
 
+
+LEAST_SHARE: Final = 32
+"""The smallest share of a claim that a webhook gets beside others; a claim that found less has left nothing."""
 
 _CLAIM = "select *, null::bigint[] as lost from claim_due($1)"
 _UNRESTRICTED: Final = 1_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from vaultevents.store.pool import Database
+from vaultevents.store.pool import Database, migrations
 
 ROWS: Final = 2_000
 """Some 70 kB: more than what a disk that is called full may have left."""
@@ -21,5 +21,14 @@ async def write_probe(database: Database) -> None:
         await connection.execute("insert into pg_temp.health_space select generate_series(1, $1::integer)", ROWS)
         await connection.execute("update health_probe set written_at = db_now()")
 
+
+async def has_schema(database: Database) -> bool:
+    """Test whether every migration of this version is applied; a newer version may have applied more."""
+    async with database.statement() as connection:
+        applied: int = await connection.fetchval("select count(*) from migrations")
+    return applied >= NEEDED
+
+
+NEEDED: Final = len(migrations())
 
 _SPACE = "create temporary table if not exists health_space (number integer) on commit delete rows"

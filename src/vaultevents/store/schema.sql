@@ -109,6 +109,7 @@ CREATE FUNCTION vaultevents.claim_due(request vaultevents.claim_request) RETURNS
 #variable_conflict use_column
 declare
     moment timestamptz := db_now();
+    share integer;
     wanted constant integer := request.wanted;
     after_webhook constant text := request.after_webhook;
     per_webhook constant integer := request.per_webhook;
@@ -128,6 +129,8 @@ begin
         update due_webhooks set due_at = null
             where ctid = any (array(select ctid from due_webhooks where due_at <= moment order by due_at limit 10000));
     end if;
+    select greatest(wanted / greatest(count(distinct ready.webhook_id), 1), 32) into share
+        from (select d.webhook_id from due_webhooks d where d.due_at is null order by d.webhook_id limit 64) ready;
     return query
     with recursive visits as (
         select (after_webhook collate "C") as webhook_id, null::text as account_id, false as wrapped, 0 as taken,
@@ -168,7 +171,7 @@ begin
             where open.active and not open.paused and not open.closed and l.webhook_id = next.webhook_id
         ) flight cross join lateral (
             select case when open.active and not open.paused and not open.closed
-                then greatest(least(open.slots - flight.number, wanted - v.taken), 0) else 0 end as number
+                then greatest(least(open.slots - flight.number, wanted - v.taken, share), 0) else 0 end as number
         ) free left join lateral (
             select array_agg(found.delivery_id) as delivery_ids, array_agg(found.event_seq) as event_seqs,
                 array_agg(found.attempts) as attempts
@@ -227,7 +230,7 @@ begin
     ) lead on true
     where v.delivery_ids is not null;
 end $$;
-COMMENT ON FUNCTION vaultevents.claim_due(request vaultevents.claim_request) IS 'Lease up to `wanted` due deliveries until `lease_s` seconds from now. Webhooks take turns, beginning after `after_webhook`; each gets its free slots: `per_webhook`, or those that `limited` and `limits` name for it. A webhook that has been parked has one slot until its failures are forgotten, for the oldest due retry, else a first attempt. Otherwise first attempts go before retries. Webhooks that are not `proven` have at most `per_unproven` slots; those of the accounts `closed` have none.';
+COMMENT ON FUNCTION vaultevents.claim_due(request vaultevents.claim_request) IS 'Lease up to `wanted` due deliveries until `lease_s` seconds from now. Webhooks take turns, beginning after `after_webhook`; each gets its free slots: `per_webhook`, or those that `limited` and `limits` name for it, and at most its share of the claim: `wanted` by the number of webhooks with something due, 32 at least. A webhook that has been parked has one slot until its failures are forgotten, for the oldest due retry, else a first attempt. Otherwise first attempts go before retries. Webhooks that are not `proven` have at most `per_unproven` slots; those of the accounts `closed` have none.';
 
 CREATE FUNCTION vaultevents.count_rows() RETURNS trigger
     LANGUAGE plpgsql
@@ -1490,8 +1493,6 @@ ALTER TABLE ONLY vaultevents.webhooks
 CREATE INDEX api_keys_of_account ON vaultevents.api_keys USING btree (account_id);
 
 CREATE INDEX audit_log_by_account ON vaultevents.audit_log USING btree (account_id, seq);
-
-CREATE INDEX audit_log_by_action ON vaultevents.audit_log USING btree (action, seq);
 
 CREATE UNIQUE INDEX cursors_audit ON vaultevents.cursors USING btree (stream, node) NULLS NOT DISTINCT WHERE (kind = 'audit'::text);
 

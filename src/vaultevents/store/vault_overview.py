@@ -1,3 +1,5 @@
+# ruff: noqa: S608 - statements are put together from constants of this module alone
+
 """Read accounts and vaults for an operator: validators by state, amounts by day, the last report; bounded."""
 
 from __future__ import annotations
@@ -122,14 +124,23 @@ async def accounts(connection: Connection, after: str = "", limit: int = 50) -> 
     return AccountPage(found, found[-1].id if len(rows) > limit else None)
 
 
-_ACCOUNTS = """
+async def account(connection: Connection, account_id: str) -> AccountRow | None:
+    """Return one account."""
+    row = await connection.fetchrow(_ACCOUNT, account_id)
+    return None if row is None else AccountRow(**row)
+
+
+_ACCOUNT_FACTS = """
 select a.id, a.name, a.created_at,
     (select count(*) from vault_spans s where s.account_id = a.id and s.last_block is null) as vaults,
     (select count(*) from webhooks w where w.account_id = a.id and w.deleted_at is null) as webhooks,
     (select count(*) from api_keys k where k.account_id = a.id and k.revoked_at is null) as keys,
     exists (select from mfa_factors f where f.account_id = a.id) as step_up
-from (select * from accounts where id > $1 order by id limit $2) a order by a.id
+from
 """
+
+_ACCOUNTS = f"{_ACCOUNT_FACTS} (select * from accounts where id > $1 order by id limit $2) a order by a.id"
+_ACCOUNT = f"{_ACCOUNT_FACTS} accounts a where a.id = $1"
 
 
 async def vaults(

@@ -161,6 +161,14 @@ async def webhook(connection: Connection, webhook_id: str) -> WebhookRow | None:
     return None if row is None else _webhook_row(row)
 
 
+async def count_states(connection: Connection) -> list[tuple[WebhookState, int]]:
+    """Count the webhooks of each state that has any, deleted ones left out, those in trouble first."""
+    rows = await connection.fetch(f"select {_STATE} as state, count(*) as number from webhooks w group by 1")
+    numbers = {row["state"]: row["number"] for row in rows}
+    order: tuple[WebhookState, ...] = ("failing", "parked", "off", "paused", "on")
+    return [(state, numbers[state]) for state in order if state in numbers]
+
+
 async def secrets_of(connection: Connection, webhook_id: str) -> list[SecretFacts]:
     """Return what is known of the secrets of a webhook without opening them, newest first."""
     rows = await connection.fetch(

@@ -27,10 +27,14 @@ RED_WITHIN_S = 5.0
 
 
 @asynccontextmanager
-async def monitored(database: Database) -> AsyncIterator[aiohttp.ClientSession]:
+async def monitored(
+    database: Database, readiness: scraping.Readiness | None = None
+) -> AsyncIterator[aiohttp.ClientSession]:
     options = ServerOptions(port=0)
     listener, stop = bind(options), asyncio.Event()
-    serving = asyncio.create_task(serve(scraping.build(database), listener, options, lambda: 0.0, stop))
+    serving = asyncio.create_task(
+        serve(scraping.build(database, readiness=readiness), listener, options, lambda: 0.0, stop)
+    )
     try:
         async with aiohttp.ClientSession(url_of(listener, options)) as session:
             yield session
@@ -39,8 +43,9 @@ async def monitored(database: Database) -> AsyncIterator[aiohttp.ClientSession]:
         await serving
 
 
-async def health(session: aiohttp.ClientSession) -> int:
-    async with session.get("/healthz") as answer:
+async def health(session: aiohttp.ClientSession, path: str = "/healthz") -> int:
+    async with session.get(path) as answer:
+        assert await answer.read() == b""
         return answer.status
 
 
@@ -106,6 +111,26 @@ async def test_a_database_that_only_reads_is_red(database: Database) -> None:
         async with database.statement() as connection:
             await connection.execute("set default_transaction_read_only = off")
         await until_health(session, 200)
+
+
+async def test_a_process_is_ready_when_every_part_has_started_and_until_it_stops(database: Database) -> None:
+    readiness = scraping.Readiness("watch", "api")
+    async with monitored(database, readiness) as session:
+        readiness.started("api")
+        assert (await health(session), await health(session, "/readyz")) == (200, 503)
+        readiness.started("watch")
+        assert await health(session, "/readyz") == 200
+        readiness.stopping()
+        assert (await health(session), await health(session, "/readyz")) == (200, 503)
+
+
+async def test_an_older_schema_is_not_ready_and_a_newer_one_is(database: Database) -> None:
+    """As after a fail-over to a copy from before the upgrade."""
+    async with monitored(database) as session:
+        await change(database, "insert into migrations (number, name, sha256) values (9999, 'later', '')")
+        assert await health(session, "/readyz") == 200
+        await change(database, "delete from migrations where number in (9999, 1)")
+        assert (await health(session), await health(session, "/readyz")) == (200, 503)
 
 
 async def test_questions_within_a_second_share_one_write(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from store_factories import (
     settlement,
     shift_clock,
     simple_simulation,
+    some_deliveries,
     take,
     values,
     vault,
@@ -29,6 +30,7 @@ from store_factories import (
 )
 from vaultevents.core.webhook_health import Parking
 from vaultevents.store.deliveries import (
+    LEAST_SHARE,
     NO_LIMITS,
     ClaimRequest,
     Delivery,
@@ -332,3 +334,13 @@ async def test_claims_settles_and_commits_at_once_lose_and_double_nothing(databa
     made = (await values(database, "select count(*)::int from deliveries"))[0]
     assert await values(database, "select count(*)::int from attempts") == [made]
     await assert_delivered(database, made)
+
+
+async def test_a_deep_queue_leaves_a_share_of_each_claim_to_others(any_database: Database) -> None:
+    outbox, deep = await some_deliveries(any_database, 100)
+    others = [await webhook(any_database) for _ in range(20)]
+    await commit(outbox, funding(200))
+    claimed = Counter(delivery.webhook_id for delivery in (await take(any_database, 300)).deliveries)
+    assert claimed == {deep.id: LEAST_SHARE} | {other.id: 1 for other in others}
+    rest = Counter(delivery.webhook_id for delivery in (await take(any_database, 300)).deliveries)
+    assert rest == {deep.id: 101 - LEAST_SHARE}, "alone it gets all"

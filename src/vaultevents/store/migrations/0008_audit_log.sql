@@ -13,7 +13,6 @@ create table audit_log (
     hash bytea not null unique check (octet_length(hash) = 32)
 );
 create index audit_log_by_account on audit_log (account_id, seq);
-create index audit_log_by_action on audit_log (action, seq);
 comment on table audit_log is
     'Administrative acts. Append-only: each row is written in the transaction of its change, and links to the row '
     'before it. Rows refer to nothing, so that they outlive what they are about.';

@@ -1,0 +1,121 @@
+"""Vaults and accounts: what is registered, validators by state, amounts by day, the last report, API keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from vaultevents.console import fields
+from vaultevents.console.context import ConsoleContext, in_time
+from vaultevents.console.rendering import render
+from vaultevents.core.units import checksum, eth_text
+from vaultevents.store import apikeys, vault_overview
+from vaultevents.store.apikeys import ApiKey
+from vaultevents.store.vault_overview import AccountPage, AccountRow, Daily, Day, ReportFacts, VaultPage, VaultRow
+
+ROWS: Final = 50
+EMPTY: Final = VaultPage((), None)
+HEIGHT: Final = 100.0
+DAY_WIDTH: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class DayBars:
+    """One day of the drawing: both amounts in units of `HEIGHT`."""
+
+    day: Day
+    funded: float
+    claimed: float
+
+
+def routes(context: ConsoleContext) -> list[Route]:
+    """Return the routes of `/vaults`, of each account below it and of each vault below its account."""
+
+    async def overview(request: Request) -> Response:
+        query = request.query_params
+        accounts, vaults = await in_time(
+            _read_all(
+                context,
+                fields.text(query, "account_after") or "",
+                (fields.text(query, "in_account") or "", fields.text(query, "vault_after") or ""),
+            )
+        )
+        return render(request, "vaults.html", accounts=accounts, vaults=vaults, checksum=checksum)
+
+    async def account(request: Request) -> Response:
+        account_id = fields.path_text(request, "account_id")
+        after = fields.text(request.query_params, "vault_after") or ""
+        found = await in_time(_read_account(context, account_id, after))
+        if found is None:
+            raise HTTPException(404)
+        row, vaults = found
+        keys: Sequence[ApiKey] = await in_time(apikeys.list_keys(context.database, account_id))
+        return render(request, "account.html", account=row, vaults=vaults, keys=keys, checksum=checksum)
+
+    async def vault(request: Request) -> Response:
+        account_id, vault_id = (fields.path_text(request, name) for name in ("account_id", "vault_id"))
+        found = await in_time(_read_vault(context, account_id, vault_id))
+        if found is None:
+            raise HTTPException(404)
+        row, daily, report, now = found
+        return render(
+            request,
+            "vault.html",
+            vault=row,
+            days=day_bars(daily),
+            happened=[day for day in reversed(daily.days) if day.fundings or day.claims],
+            since=daily.since,
+            report=report,
+            now=now,
+            checksum=checksum,
+            eth_text=eth_text,
+            height=HEIGHT,
+            day_width=DAY_WIDTH,
+        )
+
+    return [
+        Route("/vaults", overview),
+        Route("/vaults/{account_id}", account),
+        Route("/vaults/{account_id}/{vault_id}", vault),
+    ]
+
+
+async def _read_all(
+    context: ConsoleContext, account_after: str, vault_after: tuple[str, str]
+) -> tuple[AccountPage, VaultPage]:
+    async with context.database.transaction() as connection:
+        accounts = await vault_overview.accounts(connection, account_after, ROWS)
+        return accounts, await vault_overview.vaults(connection, None, vault_after, ROWS)
+
+
+async def _read_account(context: ConsoleContext, account_id: str, after: str) -> tuple[AccountRow, VaultPage] | None:
+    async with context.database.transaction() as connection:
+        row = await vault_overview.account(connection, account_id)
+        if row is None:
+            return None
+        return row, await vault_overview.vaults(connection, account_id, (account_id, after), ROWS)
+
+
+async def _read_vault(
+    context: ConsoleContext, account_id: str, vault_id: str
+) -> tuple[VaultRow, Daily, ReportFacts | None, datetime] | None:
+    now = await context.database.now()
+    async with context.database.transaction() as connection:
+        row = await vault_overview.vault(connection, account_id, vault_id)
+        if row is None:
+            return None
+        daily = await vault_overview.daily(connection, account_id, vault_id, now)
+        return row, daily, await vault_overview.last_report(connection, account_id, vault_id), now
+
+
+def day_bars(daily: Daily) -> list[DayBars]:
+    """Scale the amounts of all days to the largest one."""
+    largest = max([1, *(max(day.funded_wei, day.claimed_wei) for day in daily.days)])
+    return [DayBars(day, day.funded_wei / largest * HEIGHT, day.claimed_wei / largest * HEIGHT) for day in daily.days]

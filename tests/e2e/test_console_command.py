@@ -1,0 +1,63 @@
+"""The console as an operator opens it: `run` serves it, `console` prints the link."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from command_line import Place, place
+from console_fixtures import Browser
+from vaultevents.devnet.simulation import Simulation
+from vaultevents.store.postgres.embedded import ServerAddress
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+async def here(tmp_path: Path, data_dir: Path, server: ServerAddress) -> AsyncIterator[Place]:
+    simulation = Simulation(3)
+    simulation.history(10, 10)
+    async with place(tmp_path, data_dir, simulation) as found:
+        yield found
+
+
+async def test_a_link_opens_the_console_of_the_service(here: Place) -> None:
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        port = chosen.getsockname()[1]
+        chosen.listen()
+        taken = await here.run("run", VAULTEVENTS_CONSOLE__PORT=str(port))
+        assert taken.error.startswith(f"the console cannot listen on 127.0.0.1 port {port} (")
+        assert "name another address in console.host and console.port" in taken.error
+    running = await here.shell.start("run", VAULTEVENTS_CONSOLE__PORT=str(port))
+    await running.said('"console_listens"')
+    logged = [json.loads(line) for line in running.stderr_so_far.splitlines()]
+    (url,) = [line["url"] for line in logged if line["event"] == "console_listens"]
+    assert url == f"http://127.0.0.1:{port}"
+    printed = (await here.run("console", "--json", VAULTEVENTS_CONSOLE__PORT=str(port))).ok().json
+    assert 500 < (datetime.fromisoformat(printed["validUntil"]) - datetime.now(UTC)).total_seconds() <= 601
+    link, _, code = printed["link"].partition("#")
+    assert link == f"{url}/login"
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+        browser = Browser(url, session)
+        assert (await browser.post("/login", {"code": code})).status == 303
+        overview = await browser.get("/")
+        assert "Overview of devnet" in overview.words
+        assert "head (finalized)" in overview.words  # this process watches
+    ended = await running.end()
+    assert ended.code == 0
+    assert code not in ended.stderr
+
+
+async def test_what_has_no_console_prints_no_link(here: Place) -> None:
+    assert "set a port" in (await here.run("console")).error
+    off = await here.run("console", VAULTEVENTS_CONSOLE__SERVE="off")
+    assert 'console.serve is "off"' in off.error
+    text = (await here.run("console", VAULTEVENTS_CONSOLE__PUBLIC_ORIGIN="https://ops.example.org")).ok().stdout
+    assert text.splitlines()[1].startswith("https://ops.example.org/login#")
