@@ -211,16 +211,19 @@ _OVERFLOWING = """() => {
 }"""
 
 
-async def inaccessible(page: Page) -> list[str]:
-    """Return the serious and critical findings of axe-core."""
+async def inaccessible(page: Page, *rules: str) -> list[str]:
+    """Return the serious and critical findings of axe-core, by these rules alone or by all."""
     if not await page.evaluate("() => 'axe' in window"):
         await page.evaluate(axe_source())
-    found: list[dict[str, Any]] = await page.evaluate(_AXE)
+    found: list[dict[str, Any]] = await page.evaluate(_AXE, rules)
     return [f"{finding['impact']} {finding['id']}: {finding['help']} at {finding['nodes'][:3]}" for finding in found]
 
 
-_AXE = """async () => {
-  const result = await axe.run(document, {resultTypes: ["violations"]});
+COLOUR_RULES = ("color-contrast", "link-in-text-block")
+"""What depends on the colour scheme."""
+
+_AXE = """async (rules) => {
+  const result = await axe.run(document, {resultTypes: ["violations"], ...(rules.length && {runOnly: rules})});
   return result.violations
     .filter((finding) => ["serious", "critical"].includes(finding.impact))
     .map(({id, impact, help, nodes}) => ({id, impact, help, nodes: nodes.map((node) => node.html.slice(0, 200))}));

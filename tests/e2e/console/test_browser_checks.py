@@ -9,6 +9,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Route
 
 from browser_fixtures import (
+    COLOUR_RULES,
     WatchedPage,
     inaccessible,
     injected,
@@ -88,6 +89,9 @@ async def test_a_page_that_is_too_wide_is_reported(browser: Browser) -> None:
 async def test_an_inaccessible_page_is_reported(browser: Browser) -> None:
     async with watched_page(browser, ORIGIN) as watched:
         await show(watched, f"{GOOD}<p style=color:#bbb;background:#fff>pale</p><button></button>")
+        assert [finding.split(":")[0] for finding in await inaccessible(watched.page, *COLOUR_RULES)] == [
+            "serious color-contrast"
+        ]
         findings = await inaccessible(watched.page)
         assert [finding.split(":")[0] for finding in findings] == [
             "critical button-name",
