@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from store_factories import EARLIER
-from vaultevents.console.timings import WIDTH, bars, scale_ms
+from vaultevents.console.timings import phases, scale_ms
 from vaultevents.core.failure_advice import ERRORS, explain
 from vaultevents.core.timing import Timing
 from vaultevents.dispatch.sender import ErrorKind
@@ -46,12 +46,12 @@ def attempt(duration_ms: int, timing: Timing) -> AttemptFacts:
 
 def test_phases_follow_each_other_and_fill_the_duration() -> None:
     first = attempt(100, Timing(dns_ms=10, connect_ms=20, tls_ms=30, first_byte_ms=90))
-    assert [(bar.phase, bar.x, bar.width) for bar in bars(first, 200)] == [
-        ("dns", 0, 15),
-        ("connect", 15, 30),
-        ("tls", 45, 45),
-        ("wait", 90, 45),
-        ("body", 135, 15),
+    assert [(phase.kind, phase.begins, phase.ends) for phase in phases(first)] == [
+        ("phase-dns", 0, 10),
+        ("phase-connect", 10, 30),
+        ("phase-tls", 30, 60),
+        ("phase-wait", 60, 90),
+        ("phase-body", 90, 100),
     ]
 
 
@@ -59,11 +59,13 @@ def test_phases_follow_each_other_and_fill_the_duration() -> None:
     "timing",
     [Timing(), Timing(first_byte_ms=50), Timing(dns_ms=500), Timing(dns_ms=1, connect_ms=9_999), Timing(tls_ms=99)],
 )
-def test_phases_never_leave_the_scale(timing: Timing) -> None:
-    drawn = bars(attempt(100, timing), scale_ms([attempt(100, timing)]))
-    assert sum(bar.width for bar in drawn) == pytest.approx(WIDTH)
-    assert all(bar.width > 0 for bar in drawn)
+def test_phases_never_leave_the_duration(timing: Timing) -> None:
+    found = phases(attempt(100, timing))
+    assert [phase.begins for phase in found] == [0, *(phase.ends for phase in found[:-1])]
+    assert found[-1].ends == 100
 
 
-def test_attempts_without_a_duration_have_a_scale() -> None:
-    assert bars(attempt(0, Timing()), scale_ms([])) == []
+def test_the_longest_attempt_fills_the_scale() -> None:
+    assert scale_ms([attempt(5, Timing()), attempt(9, Timing())]) == 9
+    assert scale_ms([]) == 1
+    assert phases(attempt(0, Timing())) == []

@@ -5,22 +5,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from vaultevents.console import fields
+from vaultevents.console.charts import swatch, timing_bar
 from vaultevents.console.context import ConsoleContext, in_time
 from vaultevents.console.links import event_url
 from vaultevents.console.rendering import render
-from vaultevents.console.timings import PHASES, WIDTH, bars, scale_ms
+from vaultevents.console.timings import PHASES, phases, scale_ms
 from vaultevents.core.errors import InputError
 from vaultevents.core.events import EVENT_TYPES, ReportUpdateAvailable, type_and_account
-from vaultevents.core.failure_advice import explain
+from vaultevents.core.failure_advice import Advice, explain
 from vaultevents.core.units import hex_text
 from vaultevents.store import event_search, webhook_search
 from vaultevents.store.event_search import EventFilter, EventPage, StoredEvent
@@ -50,12 +52,12 @@ _SOURCES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class AttemptView:
-    """An attempt, what it means if it failed, and its phases as bars."""
+    """An attempt, what it means if it failed, and its phases as a bar."""
 
     facts: AttemptFacts
     accepted: bool
-    advice: Any
-    bars: list[Any]
+    advice: Advice | None
+    bar: Markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,8 @@ def routes(context: ConsoleContext) -> list[Route]:
             deliveries=views,
             after=after,
             next_after=shown[-1].webhook_id if more else None,
-            width=WIDTH,
             phases=PHASES,
+            swatch=swatch,
             full_ms=full_ms,
             done=_done(request),
         )
@@ -203,5 +205,6 @@ def _source(event: StoredEvent) -> list[tuple[str, str]]:
 
 
 def _view(facts: AttemptFacts, full_ms: int) -> AttemptView:
+    bar = timing_bar(phases(facts), full_ms, f"{facts.duration_ms} ms")
     accepted = facts.status is not None and 200 <= facts.status < 300
-    return AttemptView(facts, accepted, None if accepted else explain(facts.status, facts.error), bars(facts, full_ms))
+    return AttemptView(facts, accepted, None if accepted else explain(facts.status, facts.error), bar)

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from vaultevents.console import fields
+from vaultevents.console.charts import Column, stacked_bars, swatch
 from vaultevents.console.context import ConsoleContext, in_time
 from vaultevents.console.rendering import render
-from vaultevents.core.units import checksum, eth_text
+from vaultevents.core.units import WEI_PER_ETH, checksum, eth_text
 from vaultevents.store import apikeys, vault_overview
 from vaultevents.store.apikeys import ApiKey
-from vaultevents.store.vault_overview import AccountPage, AccountRow, Daily, Day, ReportFacts, VaultPage, VaultRow
+from vaultevents.store.vault_overview import AccountPage, AccountRow, Daily, ReportFacts, VaultPage, VaultRow
 
 ROWS: Final = 50
 EMPTY: Final = VaultPage((), None)
-HEIGHT: Final = 100.0
-DAY_WIDTH: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class DayBars:
-    """One day of the drawing: both amounts in units of `HEIGHT`."""
-
-    day: Day
-    funded: float
-    claimed: float
 
 
 def routes(context: ConsoleContext) -> list[Route]:
@@ -69,15 +59,15 @@ def routes(context: ConsoleContext) -> list[Route]:
             request,
             "vault.html",
             vault=row,
-            days=day_bars(daily),
+            days=daily.days,
+            chart=_chart(daily),
+            swatch=swatch,
             happened=[day for day in reversed(daily.days) if day.fundings or day.claims],
             since=daily.since,
             report=report,
             now=now,
             checksum=checksum,
             eth_text=eth_text,
-            height=HEIGHT,
-            day_width=DAY_WIDTH,
         )
 
     return [
@@ -115,7 +105,11 @@ async def _read_vault(
         return row, daily, await vault_overview.last_report(connection, account_id, vault_id), now
 
 
-def day_bars(daily: Daily) -> list[DayBars]:
-    """Scale the amounts of all days to the largest one."""
-    largest = max([1, *(max(day.funded_wei, day.claimed_wei) for day in daily.days)])
-    return [DayBars(day, day.funded_wei / largest * HEIGHT, day.claimed_wei / largest * HEIGHT) for day in daily.days]
+def _chart(daily: Daily) -> Markup:
+    """Draw what was funded and claimed on each day."""
+    columns = [
+        Column(str(day.day), {"funded": day.funded_wei / WEI_PER_ETH, "claimed": day.claimed_wei / WEI_PER_ETH})
+        for day in daily.days
+    ]
+    label = f"Funded and claimed on the last {len(daily.days)} days; the numbers are in the table below"
+    return stacked_bars(columns, ("funded", "claimed"), label)
