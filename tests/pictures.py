@@ -22,6 +22,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import psutil
 from playwright.async_api import Browser, Page
@@ -172,25 +173,26 @@ async def photograph(browser: Browser, config: Path) -> None:
         page = watched.page
         await page.goto(link)
         await page.wait_for_url(f"{origin}/")
-        addresses = {"overview": "/", "event": await _first(page, "/events"), "webhook": await _failing(page)}
-        for name, path in addresses.items():
-            await page.goto(origin + path)
+        addresses = {
+            "overview": f"{origin}/",
+            "event": await _first(page, f"{origin}/events?type=validator_withdrawal_completed&account=borealis"),
+            "webhook": await _first(page, f"{origin}/webhooks?text=fails-once"),
+        }
+        for name, address in addresses.items():
+            await page.goto(address)
             for width in WIDTHS:
                 await page.set_viewport_size({"width": width, "height": HEIGHTS[width]})
                 await page.screenshot(path=PICTURES / f"{name}-{width}.png")
         assert watched.problems == []
 
 
-async def _first(page: Page, path: str) -> str:
-    """Return the address of the first entry of a list."""
-    link = page.locator(f"main a[href^='{path}/']").first
-    await page.goto(page.url.rstrip("/") + path)
-    return await link.get_attribute("href") or path
-
-
-async def _failing(page: Page) -> str:
-    """Return the address of the webhook that fails once for each event."""
-    return "/webhooks"
+async def _first(page: Page, address: str) -> str:
+    """Return the address of the page of the first row of a list."""
+    await page.goto(address)
+    path = urlsplit(address).path
+    await page.locator(f"main table a[href^='{path}/']").first.click()
+    await page.wait_for_load_state()
+    return page.url
 
 
 async def take() -> None:
