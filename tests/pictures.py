@@ -43,7 +43,7 @@ VAULTEVENTS: Final = (sys.executable, "-m", "vaultevents")
 TERMINAL_WIDTH: Final = 110
 SHOWN_AFTER_S: Final = 20.0
 """Until then the demo has sent its history, and some of what came after it."""
-HEIGHTS: Final = {360: 740, 1280: 800}
+HEIGHTS: Final = {360: 740, 1280: 960}
 
 PAGES: Final = ("overview", "event", "webhook")
 TERMINAL: Final = "status.svg"
