@@ -231,5 +231,6 @@ def _values(made: SetUp) -> dict[str, Any]:
         },
         "delivery": {"allow": ["127.0.0.0/8:*"]},
         "api": {"port": free_port()},
+        "console": {"port": free_port()},
         "metrics": {"serve": "off"},
     }

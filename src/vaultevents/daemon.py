@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import random
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
 
@@ -74,6 +74,14 @@ OTHER_FILES = 512
 """What the database, the nodes, the metrics and the process itself may have open."""
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a caller sees of the running service. `urls` has where `api`, `metrics` and `console` listen."""
+
+    database: Database
+    urls: Mapping[str, str]
+
+
 async def serve(
     settings: Settings,
     stop: asyncio.Event,
@@ -81,12 +89,14 @@ async def serve(
     only: Collection[Role] = ROLES,
     on_advance: Callable[[Advanced], None] = lambda _: None,
     observed: bool = True,
-    on_console: Callable[[str], None] = lambda _: None,
+    beside: Callable[[Running], Coroutine[Any, Any, None]] | None = None,
+    chain_clock: ServiceClock | None = None,
 ) -> None:
     """Runs the chosen workers until `stop` is set, then drains: attempts in flight are finished and settled.
 
     Metrics are served to the end of the drain, unless they are off, and not by a process that is not `observed`.
-    `on_console` gets the URL of the console, where this process serves it.
+    `beside` runs beside the workers from when all of them are started, and is cancelled after the drain.
+    `chain_clock` is the time of a simulated chain that is not of now.
 
     A span that is being read then is dropped; it is read again at the next start. A `StreamStopped` or a bug in
     one worker ends all of them.
@@ -121,7 +131,10 @@ async def serve(
         observing = (
             group.create_task(_observe(settings, store, clock, scraped, readiness, drained)) if scraped else None
         )
-        watching = group.create_task(_watch(settings, store, clock, on_advance, readiness)) if "watch" in only else None
+        reading = clock if chain_clock is None else chain_clock
+        watching = (
+            group.create_task(_watch(settings, store, reading, on_advance, readiness)) if "watch" in only else None
+        )
         dispatching = (
             group.create_task(_dispatch(settings, store, clock, files, readiness, stop)) if "dispatch" in only else None
         )
@@ -131,11 +144,15 @@ async def serve(
         answering = (
             group.create_task(_answer(settings, store, clock, listener, files, readiness, stop)) if listener else None
         )
+        urls: dict[str, str] = {}
+        if listener is not None:
+            urls["api"] = url_of(listener, server_options(settings, files.connections))
+        if scraped is not None:
+            urls["metrics"] = url_of(scraped, metrics_options(settings))
         showing: asyncio.Task[None] | None = None
         if console is not None:
-            url = url_of(console, console_options(settings))
-            showing = group.create_task(_show(settings, store, clock, console, url, stop))
-            on_console(url)
+            urls["console"] = url_of(console, console_options(settings))
+            showing = group.create_task(_show(settings, store, clock, console, urls["console"], stop))
         if watching is not None and settings.retention.keep_days:  # one process watches, many may dispatch
             keepers.append(group.create_task(_prune(store.database, timedelta(days=settings.retention.keep_days))))
         if watching is not None:
@@ -144,6 +161,8 @@ async def serve(
             if not settings.execution.audit_blocks_per_s:
                 log.warning("audit_off", advice=AUDIT_OFF)
         tune_memory()
+        if beside is not None:
+            keepers.append(group.create_task(beside(Running(store.database, urls))))
         log.info("started", network=settings.network, roles=sorted(only))
         await stop.wait()
         log.info("stopping")

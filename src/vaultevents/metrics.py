@@ -293,6 +293,11 @@ def add(counts: Iterable[tuple[Iterable[str], int]]) -> None:
             _counts[name, *labels] += number
 
 
+def total(counted: Counted, value: str) -> int:
+    """Return what was counted of a value since the start."""
+    return _counts[counted.name, value]
+
+
 def recent(counted: Counted) -> dict[str, int]:
     """Return what was counted of each known value within `RECENT_S`."""
     since_s = time.monotonic() - RECENT_S

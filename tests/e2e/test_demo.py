@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 import os
 import pty
+import re
 import signal
 import struct
 import sys
 import termios
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -17,9 +20,12 @@ import pytest
 
 from command_line import CommandLine
 from timeouts import WAIT_TIMEOUT_S
+from vaultevents.cli import demo
+from vaultevents.core.events import EVENT_TYPES
 
 pytestmark = pytest.mark.e2e
 
+SAMPLE = re.compile(r"--- (\w+): delivered to \S+, verified; sent as (\d+) .*?\n\n(\{\n.*?\n\})\n", re.DOTALL)
 LOSING_DEMO = str(Path(__file__).with_name("losing_demo.py"))
 
 
@@ -37,11 +43,20 @@ def leftovers(shell: CommandLine) -> list[str]:
     return files + [line for line in processes if home in line]
 
 
+def repeated(seed: int) -> str:
+    """The digest of all events of a short demo, from the ground truth alone."""
+    simulation, _ = demo.simulated(seed)
+    for _ in range(demo.LIVE_BLOCKS):
+        simulation.step()
+    return demo.digest((event_id, body) for (_, event_id), body in simulation.expected().items())
+
+
 async def test_once(shell: CommandLine) -> None:
     """The operator's own settings are nothing to the demo."""
     environment = {"VAULTEVENTS_DATABASE_URL": "postgresql://me@127.0.0.1:1/production", "VAULTEVENTS_CHAIN_ID": "1"}
-    done = (await shell.run("demo", "--once", "--json", **environment)).ok()
+    done = (await shell.run("demo", "--once", "--json", "--seed", "3", **environment)).ok()
     result = done.json
+    assert result["digest"] == repeated(3) != repeated(4), "ids and bodies are those of the seed"
     assert result["event_types"]["funding_received"] >= 3
     assert result["event_types"]["withdrawal_claimed"] >= 2
     assert (result["lost"], result["extra"]) == (0, 0)
@@ -66,8 +81,19 @@ async def test_lines_in_a_pipe_until_sigterm(shell: CommandLine) -> None:
         while running.stdout_so_far.count("deliveries verified") < 2:
             await asyncio.sleep(0.05)
     ended = (await running.end(signal.SIGTERM)).ok()
-    *lines, summary = ended.stdout.splitlines()
-    assert all(line.startswith("block ") and "\x1b" not in line for line in lines)
+    assert "\x1b" not in ended.stdout
+    blocks, _, end = ended.stdout.partition("What to do next:")
+    assert blocks.startswith("block ")
+    samples = re.findall(
+        r"--- (\w+): delivered to \S+, verified; sent as (\d+) .*?\n\n(\{\n.*?\n\})\n", blocks, re.DOTALL
+    )
+    assert Counter(event_type for event_type, _, _ in samples) == Counter(EVENT_TYPES), "each is shown once"
+    assert blocks.count("\nwebhook-signature: v1,") == len(EVENT_TYPES)
+    for event_type, size, body in samples:
+        assert json.loads(body)["event_type"] == event_type
+        assert len(json.dumps(json.loads(body), separators=(",", ":"), ensure_ascii=False).encode()) == int(size)
+    *next_steps, summary = end.splitlines()
+    assert "  vaultevents run " in "\n".join(next_steps)
     assert " 0 lost, 0 extra" in summary
     assert leftovers(shell) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from pathlib import Path
@@ -50,40 +51,43 @@ async def _events(here: Place, account_id: str, hook: Hook) -> None:
     page = (await here.run("event", "list", "--account", account_id, "--limit", "1", "--json")).ok().json
     rest = (await here.run("event", "list", "--account", account_id, "--before", str(page["next"]), "--json")).ok().json
     assert [row["id"] for row in (*page["events"], *rest["events"])] == [row["id"] for row in found["events"]]
-    by_id = (await here.run("event", "list", "--id", sent.webhook_id)).ok().stdout
-    assert by_id.splitlines()[1].endswith(sent.webhook_id)
-    none = (await here.run("event", "list", "--account", account_id, "--since", "2999-01-01T00:00:00Z")).ok()
-    assert none.stdout == "no stored event matches\n"
-
-    assert (await here.run("event", "show", sent.webhook_id, "--body")).ok().stdout.encode() == sent.body
-    shown = (await here.run("event", "show", sent.webhook_id, "--json")).ok().json
-    assert shown["body"].encode() == sent.body
-    assert shown["deliveries"][0]["attempted"][0]["status"] == 503
-    text = (await here.run("event", "show", sent.webhook_id)).ok().stdout
-    assert "failed, status 503: not " in text
-    assert "\x1b" not in text
-
-    assert (await here.run("event", "show", "nothing")).error.startswith("no event 'nothing' is stored: ")
-    assert (await here.run("event", "list", "--type", "sunset")).code == 2
-    assert (
-        "--since 'soon' is not a time: write 2026-01-31" in (await here.run("event", "list", "--since", "soon")).error
+    by_id, none, malformed, body, shown, text, unknown = await asyncio.gather(
+        here.run("event", "list", "--id", sent.webhook_id),
+        here.run("event", "list", "--account", account_id, "--since", "2999-01-01T00:00:00Z"),
+        here.run("event", "list", "--since", "soon"),
+        here.run("event", "show", sent.webhook_id, "--body"),
+        here.run("event", "show", sent.webhook_id, "--json"),
+        here.run("event", "show", sent.webhook_id),
+        here.run("event", "show", "nothing"),
     )
+    assert by_id.ok().stdout.splitlines()[1].endswith(sent.webhook_id)
+    assert none.ok().stdout == "no stored event matches\n"
+    assert malformed.error.startswith("--since 'soon' is not a time: write 2026-01-31T12:00:00Z, ")
+    assert body.ok().stdout.encode() == sent.body
+    assert shown.ok().json["body"].encode() == sent.body
+    assert shown.json["deliveries"][0]["attempted"][0]["status"] == 503
+    assert "failed, status 503: not " in text.ok().stdout
+    assert "\x1b" not in text.stdout
+    assert unknown.error.startswith("no event 'nothing' is stored: ")
 
 
 async def _deliveries(here: Place, webhook_id: str) -> None:
     found = (await here.run("delivery", "list", "--webhook", webhook_id, "--json")).ok().json["deliveries"]
     assert {row["webhookId"] for row in found} == {webhook_id}
     tried = next(row for row in found if row["attempts"])
-    shown = (await here.run("delivery", "show", str(tried["id"]), "--json")).ok().json
-    assert (shown["eventId"], shown["attempted"][0]["number"]) == (tried["eventId"], 1)
-    assert (await here.run("delivery", "show", "999999999")).error.startswith("there is no delivery 999999999: ")
-    assert (await here.run("delivery", "list", "--state", "lost")).code == 2
-
-    failing = (await here.run("webhook", "show", webhook_id, "--json")).ok().json
-    assert failing["recentAttempts"]["successRate"] == 0
-    assert failing["lastFailures"][0]["status"] == 503
-    assert "0.0% of the last " in (await here.run("webhook", "show", webhook_id)).ok().stdout
-    assert (await here.run("webhook", "show", "wh-nobody")).error.startswith("there is no webhook 'wh-nobody': ")
+    shown, unknown, failing, text, nobody = await asyncio.gather(
+        here.run("delivery", "show", str(tried["id"]), "--json"),
+        here.run("delivery", "show", "999999999"),
+        here.run("webhook", "show", webhook_id, "--json"),
+        here.run("webhook", "show", webhook_id),
+        here.run("webhook", "show", "wh-nobody"),
+    )
+    assert (shown.ok().json["eventId"], shown.json["attempted"][0]["number"]) == (tried["eventId"], 1)
+    assert unknown.error.startswith("there is no delivery 999999999: ")
+    assert failing.ok().json["recentAttempts"]["successRate"] == 0
+    assert failing.json["lastFailures"][0]["status"] == 503
+    assert "0.0% of the last " in text.ok().stdout
+    assert nobody.error.startswith("there is no webhook 'wh-nobody': ")
 
 
 async def _actions(here: Place, server: ServerAddress, webhook_id: str, hook: Hook) -> None:
@@ -92,11 +96,14 @@ async def _actions(here: Place, server: ServerAddress, webhook_id: str, hook: Ho
     asked = (await here.run("webhook", "resend", webhook_id, event_id, "--json")).ok().json
     assert asked["eventId"] == event_id
     await until(lambda: len([request for request in hook.accepted if request.webhook_id == event_id]) > before)
-    assert (await here.run("webhook", "resend", webhook_id, "nothing")).error.startswith("there is no delivery of ")
-
-    (await here.run("webhook", "recover", webhook_id, "--since", "2000-01-01T00:00:00Z", "--json")).ok()
-    reversed_range = await here.run("webhook", "recover", webhook_id, "--since", "1h", "--until", "2h")
+    unknown, reversed_range, recovered = await asyncio.gather(
+        here.run("webhook", "resend", webhook_id, "nothing"),
+        here.run("webhook", "recover", webhook_id, "--since", "1h", "--until", "2h"),
+        here.run("webhook", "recover", webhook_id, "--since", "2000-01-01T00:00:00Z", "--json"),
+    )
+    assert unknown.error.startswith("there is no delivery of ")
     assert reversed_range.error == "--until '2h' is not after --since '1h': exchange them"
+    assert recovered.ok().json["since"] == "2000-01-01T00:00:00+00:00"
     async with asking(server, here.schema) as connection:
         (actor,) = await connection.fetchrow("select actor from audit_log where action = 'webhook.resend'")
     assert actor.startswith("cli:")

@@ -65,9 +65,3 @@ async def test_watch_refreshes_a_terminal_in_place(here: Place) -> None:
     assert "\x1b[1A" in terminal.written, "the cursor goes up, over what was shown before"
     assert terminal.written.count("\x1b[?25l") == terminal.written.count("\x1b[?25h") == 1
     assert max(map(len, terminal.text.splitlines())) <= 70
-
-
-async def test_an_exit_code_needs_one_answer(here: Place) -> None:
-    done = await here.run("status", "--watch", "--exit-code")
-    assert done.code == 2
-    assert "leave out --watch" in done.stderr

@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api_fixtures import Api, running_api
 from metrics_sample import FULL, full_text
+from raised_conditions import forget_counts, let_counts_pass, raised, raised_by_process
 from store_factories import (
     commit,
     funding,
@@ -121,9 +122,9 @@ def test_the_lag_is_reported_for_streams_whose_head_is_known(monkeypatch: pytest
 
 
 async def test_finality_that_is_stalled_is_reported_while_the_head_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_counts(monkeypatch)
     clock = SimpleNamespace(now_s=0.0)
     monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
-    monkeypatch.setattr(metrics, "_heads", {})
     made = Chain(1)
     server = ExecutionServer(made)
     try:
@@ -139,6 +140,9 @@ async def test_finality_that_is_stalled_is_reported_while_the_head_goes_on(monke
         await server.stop()
     reported = samples(FULL)
     assert reported["vaultevents_finalized_age_seconds",] == 2000
+    assert raised_by_process() == {"VaulteventsFinalityStalled"}
+    metrics.finalized(10**6)  # as when the chain finalizes again
+    assert raised_by_process() == set()
     assert of("vaultevents_stream_head_age_seconds", reported) == {"logs": 0}
 
 
@@ -209,8 +213,12 @@ async def test_a_stream_reports_its_age_and_what_holds_it_up(database: Database)
 
 async def test_the_offset_of_the_clocks_is_reported(database: Database) -> None:
     assert (await gauges.read(database)).clock_offset_s == pytest.approx(0, abs=1)
+    assert "VaulteventsClockOff" not in await raised(database)
     await shift_clock(database, -40)
     assert (await gauges.read(database)).clock_offset_s == pytest.approx(-40, abs=1)
+    assert "VaulteventsClockOff" in await raised(database)
+    await shift_clock(database, 0)
+    assert "VaulteventsClockOff" not in await raised(database)
 
 
 async def test_what_is_wrong_with_nodes_is_counted_by_its_kind() -> None:
@@ -248,7 +256,10 @@ async def api(database: Database) -> AsyncIterator[Api]:
         yield running
 
 
-async def test_requests_are_counted_by_their_route_and_not_by_their_path(api: Api) -> None:
+async def test_requests_are_counted_by_their_route_and_not_by_their_path(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_counts(monkeypatch)
     customer = await api.customer()
     for target in ("/v1/account/webhooks/wh-secret", "/v1/account/webhooks/wh-other", "/v1/account", "/v1/wh-secret"):
         await api.call(customer, "GET", target)
@@ -267,6 +278,9 @@ async def test_requests_are_counted_by_their_route_and_not_by_their_path(api: Ap
     assert reported["vaultevents_api_refusals_total", "token_replayed"] == 1
     assert reported["vaultevents_api_refusals_total", "mfa_locked"] == 0
     assert b"wh-" not in metrics.text(FULL)
+    assert raised_by_process() == {"VaulteventsTokenReplayed"}
+    let_counts_pass(monkeypatch)
+    assert raised_by_process() == set()
 
 
 @asynccontextmanager

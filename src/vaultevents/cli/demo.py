@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import secrets
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from vaultevents import config
 from vaultevents.cli.options import JsonOption
-from vaultevents.cli.terminal import complete, put_json, say, stopping
+from vaultevents.cli.terminal import complete, console, put_json, say, stopping
 from vaultevents.config import Settings
 from vaultevents.console.sessions import new_link
 from vaultevents.core.errors import ConfigError
@@ -31,15 +32,15 @@ from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
 from vaultevents.core.units import Address
 from vaultevents.core.webhooks import Webhook
-from vaultevents.daemon import serve
+from vaultevents.daemon import Running, serve
 from vaultevents.devnet.beaconapi import BeaconServer
 from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.gateway import Gateway
-from vaultevents.devnet.receivers import Hook, Receivers, Reply, per_event
+from vaultevents.devnet.receivers import Hook, Received, Receivers, Reply, per_event
 from vaultevents.devnet.simulation import Simulation
 from vaultevents.store import accounts, webhooks
-from vaultevents.store.pool import Database
+from vaultevents.store.clock import SimulatedClock
 from vaultevents.store.postgres import layout
 from vaultevents.telemetry import configure_logging
 from vaultevents.wiring.database import Store, open_store
@@ -53,13 +54,25 @@ LEAD_S = 40
 DRAIN_S = 60.0
 """What has not arrived when nothing has for so long is lost."""
 SERVER_GONE_S = 30.0
+DEFAULT_SEED = 1
+NEXT_STEPS = """\
+What to do next:
+  vaultevents init       write a configuration file that explains every setting
+  vaultevents check      test the nodes, the database and the keys that it names
+  vaultevents vault discover, account add, webhook add
+                         choose what is watched, and where events go
+  vaultevents run        watch and deliver; 'vaultevents console' prints a link to its console
+"""
 
 
 def demo(
     once: Annotated[
         bool, typer.Option("--once", help="End when a short history and a few new blocks are delivered.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same chain.")] = 1,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Repeat exactly: the same seed gives the same events, which happen from 2026-01-01 on."),
+    ] = None,
     console_port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the console; 0 takes a free one. None with --once.")
     ] = 0,
@@ -67,9 +80,10 @@ def demo(
 ) -> None:
     """See it work, on this machine alone.
 
-    A small chain, an embedded database, the service and TLS receivers run until Ctrl-C, without any configuration, and
-    leave nothing behind. At the end, what was delivered is compared with the chain's own record: exit code 1 when an
-    event was lost, invented, or did not verify.
+    A small chain, an embedded database, the service with its console and TLS receivers run until Ctrl-C, without any
+    configuration, and leave nothing behind. The first delivery of each event type is shown in full. At the end, what
+    was delivered is compared with the chain's own record: exit code 1 when an event was lost, invented, or did not
+    verify.
     """
     configure_logging("warning")
     try:
@@ -87,6 +101,7 @@ def demo(
     if as_json:
         put_json(result)
     else:
+        say(NEXT_STEPS)
         types = ", ".join(f"{count} {name}" for name, count in result["event_types"].items())
         say(
             f"{result['deliveries']} deliveries, {result['verified']} verified ({types or 'no events'}); "
@@ -122,15 +137,19 @@ class Stage:
 
     simulation: Simulation
     settings: Settings
-    database: Database
     subscribers: tuple[Subscriber, ...]
     began_at_s: float
+    clock: SimulatedClock | None
+
+    def chain_time_s(self) -> float:
+        """The present of the chain: that of this machine, or that of its blocks where they have to repeat exactly."""
+        return time.time() if self.clock is None else self.clock.now().timestamp()
 
     def wanted(self) -> set[tuple[str, str]]:
         """(webhook id, event id) of all that should be delivered by now, from the ground truth."""
         return {
             (subscriber.webhook.id, event_id)
-            for account_id, event_id in self.simulation.expected(now_s=time.time())
+            for account_id, event_id in self.simulation.expected(now_s=self.chain_time_s())
             for subscriber in self.subscribers
             if subscriber.webhook.account_id == account_id
             and (subscriber.webhook.event_types is None or event_id.startswith(subscriber.webhook.event_types))
@@ -154,22 +173,24 @@ class Stage:
             "verified": sum(request.verified for request in accepted),
             "lost": len(wanted - got),
             "extra": len(got - self.wanted()),
+            "digest": digest((request.webhook_id, request.body) for request in accepted),
             "seconds": round(time.monotonic() - self.began_at_s, 1),
         }
 
 
+def digest(events: Iterable[tuple[str, bytes]]) -> str:
+    """Return the hash of the ids and bodies of events, whatever their order: with one seed it is always the same."""
+    parts = (hashlib.sha256(event_id.encode() + b"\n" + body).digest() for event_id, body in set(events))
+    return hashlib.sha256(b"".join(sorted(parts))).hexdigest()
+
+
 async def _demo(
-    directory: Path, seed: int, console_port: int | None, *, once: bool, show: Callable[[Stage], None]
+    directory: Path, seed: int | None, console_port: int | None, *, once: bool, show: Callable[[Stage], None]
 ) -> dict[str, Any]:
     ended, stop = asyncio.Event(), asyncio.Event()
     with stopping(ended):
         async with _stage(directory, seed, console_port) as stage, asyncio.TaskGroup() as group:
-
-            def invite(url: str) -> None:
-                if sys.stdout.isatty():  # a program that reads the output could not log in
-                    group.create_task(_put_link(stage, url))
-
-            serving = group.create_task(serve(stage.settings, stop, on_console=invite))
+            serving = group.create_task(serve(stage.settings, stop, beside=_put_link, chain_clock=stage.clock))
             await _live(stage, ended, once=once, show=show)
             wanted = await _drained(stage, show)
             show(stage)
@@ -179,8 +200,11 @@ async def _demo(
     return result
 
 
-async def _put_link(stage: Stage, url: str) -> None:
-    say(f"Console: {(await new_link(stage.database, url)).url}")
+async def _put_link(running: Running) -> None:
+    """Show where the console is, with a link that logs in; a program that reads the output could not use it."""
+    url = running.urls.get("console")
+    if url is not None and sys.stdout.isatty():
+        say(f"Console: {(await new_link(running.database, url)).url}")
 
 
 async def _live(stage: Stage, ended: asyncio.Event, *, once: bool, show: Callable[[Stage], None]) -> None:
@@ -208,13 +232,23 @@ async def _drained(stage: Stage, show: Callable[[Stage], None]) -> set[tuple[str
     return wanted
 
 
-@asynccontextmanager
-async def _stage(directory: Path, seed: int, console_port: int | None) -> AsyncIterator[Stage]:
-    began_at_s = time.monotonic()
-    genesis_s = int(time.time()) - HISTORY_BLOCKS - LEAD_S  # slots of a second, so that its clock is about ours
-    chain = Chain(seed, genesis_time_s=genesis_s, seconds_per_slot=1)
-    simulation = Simulation(seed, chain=chain, validators=VALIDATORS, report_every=REPORT_EVERY)
+def simulated(seed: int | None) -> tuple[Simulation, SimulatedClock | None]:
+    """Make the chain with its history. Without a seed its time is that of now, else it repeats exactly."""
+    if seed is None:
+        genesis_s = int(time.time()) - HISTORY_BLOCKS - LEAD_S  # slots of a second, so that its clock is about ours
+        chain = Chain(DEFAULT_SEED, genesis_time_s=genesis_s, seconds_per_slot=1)
+    else:
+        chain = Chain(seed, seconds_per_slot=1)
+    chosen = DEFAULT_SEED if seed is None else seed
+    simulation = Simulation(chosen, chain=chain, validators=VALIDATORS, report_every=REPORT_EVERY)
     simulation.history(HISTORY_BLOCKS, HISTORY_EVENTS)
+    return simulation, None if seed is None else SimulatedClock(lambda: chain.head.timestamp_s)
+
+
+@asynccontextmanager
+async def _stage(directory: Path, seed: int | None, console_port: int | None) -> AsyncIterator[Stage]:
+    began_at_s = time.monotonic()
+    simulation, clock = simulated(seed)
     receivers, node, beacon = Receivers(directory), ExecutionServer(simulation.chain), BeaconServer(simulation.beacon)
     gateway = Gateway(simulation.report_files)
     await receivers.start()
@@ -242,9 +276,7 @@ async def _stage(directory: Path, seed: int, console_port: int | None) -> AsyncI
     settings = config.given(values, "demo")  # and nothing of the environment: never the operator's own database
     try:
         async with open_store(settings) as store:
-            yield Stage(
-                simulation, settings, store.database, tuple(await _register(store, simulation, receivers)), began_at_s
-            )
+            yield Stage(simulation, settings, tuple(await _register(store, simulation, receivers)), began_at_s, clock)
     finally:
         await node.stop()
         await beacon.stop()
@@ -286,21 +318,54 @@ async def _subscribe(store: Store, hook: Hook, account_id: str, event_types: tup
 @contextlib.contextmanager
 def _shown(*, as_json: bool) -> Iterator[Callable[[Stage], None]]:
     """How the demo is shown: not at all for machines, a live table on a terminal, a line now and then in a pipe."""
-    console = Console()
     if as_json:
         yield lambda _: None
-    elif not console.is_terminal:
+    elif not sys.stdout.isatty():
         yield _plain_lines()
     else:
-        with Live(console=console, auto_refresh=False) as live:
-            yield lambda stage: live.update(_table(stage), refresh=True)
+        samples = Samples()
+        with Live(console=console(live=True), auto_refresh=False) as live:
+
+            def show(stage: Stage) -> None:
+                samples.put_new(stage)  # above the table
+                live.update(_table(stage), refresh=True)
+
+            yield show
+
+
+class Samples:
+    """Show the first delivery of each event type in full."""
+
+    def __init__(self) -> None:
+        self._missing = set(EVENT_TYPES)
+
+    def put_new(self, stage: Stage) -> None:
+        """Show the types that were delivered since the last call."""
+        if not self._missing:
+            return
+        for subscriber in stage.subscribers:
+            for received in subscriber.hook.accepted:
+                event_type = next(name for name in EVENT_TYPES if received.webhook_id.startswith(name))
+                if received.verified and event_type in self._missing:
+                    self._missing.remove(event_type)
+                    say(as_sent(event_type, subscriber.hook.url, received))
+
+
+def as_sent(event_type: str, url: str, received: Received) -> str:
+    """Write a request as it was sent: all headers, and the body with line breaks for reading."""
+    origin, _, path = url.rpartition("/")
+    body = json.dumps(json.loads(received.body), indent=2, ensure_ascii=False)
+    headers = "\n".join(f"{name}: {value}" for name, value in received.headers.items())
+    size = f"sent as {len(received.body)} bytes on one line"
+    return f"\n--- {event_type}: delivered to {origin}, verified; {size}\nPOST /{path}\n{headers}\n\n{body}\n"
 
 
 def _plain_lines() -> Callable[[Stage], None]:
-    said_at_s = 0.0
+    samples, said_at_s = Samples(), 0.0
 
     def show(stage: Stage) -> None:
         nonlocal said_at_s
+        samples.put_new(stage)
         if time.monotonic() - said_at_s >= 1:
             said_at_s = time.monotonic()
             say(_headline(stage))

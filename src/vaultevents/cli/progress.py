@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import structlog
-from rich.console import Console
+from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,12 +23,16 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from vaultevents.cli.terminal import console
+
 if TYPE_CHECKING:
     from vaultevents.watch.watcher import Advanced
 
 log = structlog.get_logger("cli")
 
 PLAIN_EVERY_S = 5.0
+FOOTER_PER_S: Final = 2.0
+"""How often a footer is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +50,39 @@ class RateColumn(ProgressColumn):
         return Text("–" if task.speed is None else f"{task.speed:,.0f}")
 
 
-class Bars:
-    """Bars on a terminal while it is entered, of what is counted in `unit`; in a pipe nothing."""
+class _Footed(Progress):
+    """Bars with something below them."""
 
-    def __init__(self, unit: str) -> None:
-        console = Console(stderr=True)
-        self.shown = console.is_terminal
+    footer: Callable[[], RenderableType] | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.footer is not None:
+            yield self.footer()
+
+
+class Bars:
+    """Bars on a terminal while it is entered, of what is counted in `unit`, above a footer; in a pipe nothing.
+
+    What is written to stdout or stderr meanwhile appears above them.
+    """
+
+    def __init__(self, unit: str, footer: Callable[[], RenderableType] | None = None) -> None:
+        screen = console(sys.stderr, live=True)
+        self.shown = sys.stderr.isatty()
         self.said_at_s = time.monotonic()
-        self.bars = Progress(
+        self.bars = _Footed(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             RateColumn(),
             TextColumn(f"{unit}/s, left:"),
             TimeRemainingColumn(),
-            console=console,
+            console=screen,
             transient=True,
+            refresh_per_second=10 if footer is None else FOOTER_PER_S,
         )
+        self.bars.footer = footer
 
     def __enter__(self) -> Self:
         if self.shown:
@@ -77,8 +99,8 @@ class Bars:
 class SpanProgress(Bars):
     """Shows how far backfills and replays are: bars with an ETA on a terminal, a log line now and then in a pipe."""
 
-    def __init__(self) -> None:
-        super().__init__("blocks")
+    def __init__(self, footer: Callable[[], RenderableType] | None = None) -> None:
+        super().__init__("blocks", footer)
         self._tasks: dict[int, TaskID] = {}
         self._begins: dict[int, _Begin] = {}
 

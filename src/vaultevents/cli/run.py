@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from vaultevents.cli.dispatchers import dispatchers, report_counts
+from vaultevents.cli.footer import Footer
 from vaultevents.cli.options import ConfigOption, JsonOption, one_of
 from vaultevents.cli.progress import SpanProgress
 from vaultevents.cli.settings import settings_of
@@ -44,7 +45,7 @@ def run(
     """Watch the chain and deliver webhooks until SIGTERM or Ctrl-C.
 
     Attempts that are under way then are finished first; a second signal ends it at once, and they are made again
-    later. With --json it says at the end what it read.
+    later. With --json it says at the end what it read. On a terminal the last lines show what it does.
     """
     for role in only or ():
         one_of(ROLES, role, "--only")
@@ -60,15 +61,25 @@ def run(
         stop = asyncio.Event()
         if while_stdin:
             stop_at_end_of(sys.stdin, stop)
-        with stopping(stop), SpanProgress() as progress:
+        footer = Footer(settings, roles) if sys.stderr.isatty() else None
+        with stopping(stop), SpanProgress(None if footer is None else footer.render) as progress:
 
             def advanced(step: Advanced) -> None:
                 totals.count(step)
+                if footer is not None:
+                    footer.advanced(step)
                 progress.advanced(step)
 
             reporting = asyncio.create_task(report_counts()) if while_stdin else None
             async with dispatchers(number - 1, config, stop), _listening(settings, listen) as chosen:
-                await serve(chosen, stop, only=roles, on_advance=advanced, observed=not while_stdin)
+                await serve(
+                    chosen,
+                    stop,
+                    only=roles,
+                    on_advance=advanced,
+                    observed=not while_stdin,
+                    beside=None if footer is None else footer.follow,
+                )
             if reporting is not None:
                 reporting.cancel()
 

@@ -15,7 +15,19 @@ import typer
 
 from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.settings import settings_of
-from vaultevents.cli.terminal import Fact, Rows, complete, console, plain_lines, put, put_json, say, stopping, styled
+from vaultevents.cli.terminal import (
+    SEVERITY_STYLES,
+    Fact,
+    Rows,
+    complete,
+    console,
+    plain_lines,
+    put,
+    put_json,
+    say,
+    stopping,
+    styled,
+)
 from vaultevents.config import Settings
 from vaultevents.core.errors import DatabaseUnavailable, VaulteventsError
 from vaultevents.core.verdict import Condition, Verdict, conditions, verdict
@@ -33,7 +45,6 @@ FOLLOWS_WITHIN = 640
 """Blocks: what the audit waits for, what becomes final at once, and what a head before finality has ahead of it."""
 BLOCK_STREAMS: Final = ("logs", "reports")
 """Streams whose end is the head of the execution chain."""
-SEVERITY_STYLES: Final = {None: "green", "info": "green", "warning": "yellow", "critical": "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +138,7 @@ def _display(settings: Settings, *, as_json: bool) -> Iterator[Callable[[Snapsho
     from rich.console import Group
     from rich.live import Live
 
-    screen = console()
+    screen = console(live=True)
     with Live(console=screen, auto_refresh=False) as live:
         yield lambda found: live.update(Group(*(styled(part, screen.width) for part in parts(found))), refresh=True)
 

@@ -44,6 +44,13 @@ STYLES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("cancelled", "withdrawn", "dismissed", "-"), "dim"),
 }
 """The colour of a cell by its first word."""
+SEVERITY_STYLES: Final[Mapping[str | None, str]] = {
+    None: "green",
+    "info": "green",
+    "warning": "yellow",
+    "critical": "bold red",
+}
+"""The colour of a condition, and of a verdict, which is None without any."""
 
 
 def complete(work: Coroutine[Any, Any, T]) -> T:
@@ -122,9 +129,24 @@ def stop_at_end_of(pipe: TextIO, stop: asyncio.Event) -> None:
 
 def say(text: str) -> None:
     """A line for people, as it is."""
-    try:
+    with _written():
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
+
+
+def put_bytes(data: bytes) -> None:
+    """Write bytes as they are, without a line break."""
+    with _written():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """End the command where its output cannot be written: without a word when its reader has left."""
+    try:
+        yield
     except OSError as error:
         with Path(os.devnull).open(
             "wb"
@@ -209,8 +231,11 @@ def _forces_colour() -> bool:
     return bool(os.environ.get("FORCE_COLOR")) and not os.environ.get("NO_COLOR")
 
 
-def console(file: TextIO | None = None) -> Console:
-    """Return rich's view of stdout, or of another file; without any escape sequences where `NO_COLOR` is set."""
+def console(file: TextIO | None = None, *, live: bool = False) -> Console:
+    """Return rich's view of stdout, or of another file; without colours where `NO_COLOR` is set.
+
+    Above a `live` display lines of a log are left as they are: the terminal wraps them, as it does without one.
+    """
     from rich.console import Console
 
     chosen = sys.stdout if file is None else file
@@ -221,6 +246,7 @@ def console(file: TextIO | None = None) -> Console:
         width=None if chosen.isatty() else _UNLIMITED,
         highlight=False,
         markup=False,
+        soft_wrap=live,
     )
 
 

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -112,6 +112,8 @@ class Guard:
             refusal = await self._refusal(request)
         except (DatabaseUnavailable, DatabaseUnusable):
             refusal = database_away(request)
+        except ClientDisconnect:
+            return
         session = access_of(request).session
         with acting_as(f"console:{session.id}") if session else contextlib.nullcontext():
             await (refusal or self._app)(scope, receive, with_headers)

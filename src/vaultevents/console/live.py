@@ -8,7 +8,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from markupsafe import Markup
 from starlette.requests import Request
@@ -29,6 +29,7 @@ BEAT_S: Final = 15.0
 """A stream without changes sends a comment so often, so that proxies keep it open."""
 
 T = TypeVar("T")
+Problem: TypeAlias = DatabaseUnavailable | DatabaseUnusable
 
 
 class Shared(Generic[T]):
@@ -38,16 +39,21 @@ class Shared(Generic[T]):
         self._read = read
         self._fresh_s = fresh_s
         self._reading = asyncio.Lock()
-        self._found: tuple[T, float] | None = None
+        self._found: tuple[T] | Problem = DatabaseUnavailable("nothing was read yet")
+        self._read_at_s = -fresh_s
 
     async def value(self) -> T:
-        """Return what was read at most `fresh_s` ago. Raises `DatabaseUnavailable`."""
+        """Return what was read at most `fresh_s` ago, or raise why it could not be read."""
         async with self._reading:
-            if self._found is None or time.monotonic() - self._found[1] >= self._fresh_s:
-                self._found = None
-                found = await in_time(self._read())
-                self._found = (found, time.monotonic())
-            return self._found[0]
+            if time.monotonic() - self._read_at_s >= self._fresh_s:
+                try:
+                    self._found = (await in_time(self._read()),)
+                except (DatabaseUnavailable, DatabaseUnusable) as problem:
+                    self._found = problem
+                self._read_at_s = time.monotonic()
+            if isinstance(self._found, tuple):
+                return self._found[0]
+            raise self._found.with_traceback(None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,8 @@ def stream_route(context: ConsoleContext, pages: Mapping[str, LivePage]) -> Rout
         page = pages.get(request.query_params.get("page", ""))
         if page is None:
             return PlainTextResponse("there is no such live page", 404)
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
         return StreamingResponse(
             _changes(page, context.stop), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
         )

@@ -28,12 +28,13 @@ EPOCH_STREAMS: Final = ("validators", "withdrawals")
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """A live cursor. `lag` is in blocks or epochs; None where the head is not known."""
+    """A live cursor. `lag` is in blocks or epochs, as `position` is; None where the head is not known."""
 
     lag: int | None = None
     age_s: float = 0.0
     stuck_s: float = 0.0
     unverified: bool = False
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from vaultevents.api.server import ServerOptions, bind
 from vaultevents.config import Settings
 from vaultevents.core.errors import ConfigError
 from vaultevents.core.findings import Finding, failed, passed, warned
-from vaultevents.daemon import metrics_options, server_options
+from vaultevents.daemon import console_options, metrics_options, server_options
 from vaultevents.probes.probe import Probe
 
 MIB: Final = 2**20
@@ -37,6 +37,8 @@ def host_probes(settings: Settings) -> list[Probe]:
     probes = [Probe("disk", partial(_disk, settings))]
     if settings.api.serve == "on":
         probes.append(Probe("api", partial(_api, settings)))
+    if settings.console.serve == "on":
+        probes.append(Probe("console", partial(_console, settings)))
     if settings.metrics.serve == "on":
         probes.append(Probe("metrics", partial(_metrics, settings)))
     return probes
@@ -63,7 +65,7 @@ async def _api(settings: Settings) -> AsyncIterator[Finding]:
     options = server_options(settings, settings.api.max_connections)
     yield await _listener("api", options, "/v1/openapi.json", b"vaultevents API")
     if options.certificate_file is not None and options.key_file is not None:
-        yield await asyncio.to_thread(_certificate, options.certificate_file, options.key_file)
+        yield await asyncio.to_thread(_certificate, "api", options.certificate_file, options.key_file)
     if (problem := _exposure(settings)) is not None:
         yield problem
 
@@ -73,6 +75,13 @@ async def _metrics(settings: Settings) -> AsyncIterator[Finding]:
     if found.result == "failed" and not settings.metrics.model_fields_set:
         found = warned("metrics", f"{found.detail}. Without that, `run` serves no metrics", found.advice)
     yield found
+
+
+async def _console(settings: Settings) -> AsyncIterator[Finding]:
+    yield await _listener("console", console_options(settings), "/login", b"vaultevents console")
+    console = settings.console
+    if console.certificate_file is not None and console.key_file is not None:
+        yield await asyncio.to_thread(_certificate, "console", console.certificate_file, console.key_file)
 
 
 async def _listener(subject: str, options: ServerOptions, path: str, sign: bytes) -> Finding:
@@ -104,8 +113,8 @@ def _is_ours(options: ServerOptions, path: str, sign: bytes) -> bool:
         connection.close()
 
 
-def _certificate(certificate: Path, key: Path) -> Finding:
-    subject = "api certificate"
+def _certificate(table: str, certificate: Path, key: Path) -> Finding:
+    subject = f"{table} certificate"
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
         leaf = x509.load_pem_x509_certificate(certificate.read_bytes())
@@ -113,7 +122,7 @@ def _certificate(certificate: Path, key: Path) -> Finding:
         why = getattr(error, "strerror", None) or str(error)
         return failed(
             subject,
-            f"api.certificate_file and api.key_file cannot be used ({why})",
+            f"{table}.certificate_file and {table}.key_file cannot be used ({why})",
             "Name a PEM certificate chain and its key",
         )
     left = leaf.not_valid_after_utc - datetime.now(UTC)

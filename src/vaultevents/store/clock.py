@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 
 class ServiceClock:
@@ -24,3 +24,13 @@ class ServiceClock:
     def now_s(self) -> int:
         """The present in whole seconds."""
         return int(self.now().timestamp())
+
+
+class SimulatedClock(ServiceClock):
+    """The time of a simulated chain, which passes with its blocks: nothing that it decides depends on the real one."""
+
+    def __init__(self, time_s: Callable[[], float]) -> None:
+        self._time_s = time_s
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self._time_s(), UTC)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -29,9 +30,9 @@ async def read(
     stored = await gauges.read(database)
     async with database.statement() as connection:
         notices = await connection.fetch(_NOTICES, RECENT_S)
-    return Facts(
+    return replace(
+        counted(),
         streams={stream: _state(stream, facts, heads) for stream, facts in stored.streams.items()},
-        finalized_age_s=metrics.finalized_age_s() or 0.0,
         oldest_due_s=stored.oldest_due_s,
         pending=stored.deliveries["scheduled"],
         outbox_rows=stored.outbox_rows,
@@ -45,6 +46,13 @@ async def read(
         step_up_locked=stored.step_up_locked,
         disk_free=await free_shares(disks),
         recent_notices={row["kind"]: row["number"] for row in notices},
+    )
+
+
+def counted() -> Facts:
+    """Return what this process knows without the database."""
+    return Facts(
+        finalized_age_s=metrics.finalized_age_s() or 0.0,
         recent_node_failures=metrics.recent(metrics.NODE_FAILURES),
         recent_audit_findings=metrics.recent(metrics.AUDIT_FINDINGS),
         recent_replayed_tokens=metrics.recent(metrics.REFUSALS)["token_replayed"],
@@ -56,7 +64,7 @@ async def read(
 def _state(stream: str, facts: StreamFacts, heads: Mapping[str, int]) -> StreamState:
     head = heads.get(stream)
     lag = metrics.lag(stream, facts.position) if head is None else max(0, head - facts.position)
-    return StreamState(lag, facts.age_s, facts.stuck_s, facts.unverified)
+    return StreamState(lag, facts.age_s, facts.stuck_s, facts.unverified, facts.position)
 
 
 # Of those that are finished there is an index by time; the others are few, or the operator's webhook is away.

@@ -11,6 +11,7 @@ import pyotp
 import pytest
 
 from api_fixtures import Api, ApiResponse, Customer, FrozenClock, exchange, request_bytes, running_api
+from raised_conditions import raised
 from store_factories import shift_clock, values, vault
 from vaultevents.store.pool import Database
 
@@ -181,6 +182,10 @@ async def test_five_wrong_codes_lock_and_three_guesses_follow_each_lock(database
         assert (right.status, right.code) == (429, "mfa_locked")
         asked = await create(api, acme, None)
         assert asked.code == "mfa_locked"
+        assert "VaulteventsStepUpLocked" in await raised(database)
+        await shift_clock(database, 901)
+        assert "VaulteventsStepUpLocked" not in await raised(database)
+        await shift_clock(database, 0)
     async with running_api(database, clock=clock) as api:  # a lock outlives the process
         assert (await create(api, acme, code(acme))).code == "mfa_locked"
         for lock_s in (900, 1800, 3600):

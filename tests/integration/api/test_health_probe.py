@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from raised_conditions import raised
 from store_factories import change, values
 from timeouts import WAIT_TIMEOUT_S
 from vaultevents.api import scraping
@@ -95,8 +96,10 @@ async def test_a_full_disk_is_red_within_seconds(small_disk: Path) -> None:
                 assert await until_health(session, 503) < RED_WITHIN_S
                 await database.now()  # it still answers questions
                 await change(database, "update health_probe set written_at = db_now()")  # and writes to free pages
+                assert "VaulteventsDiskFull" in await raised(database, {"data": small_disk})
                 filling.unlink()
                 await until_health(session, 200)
+                assert "VaulteventsDiskFull" not in await raised(database, {"data": small_disk})
         finally:
             await database.close()
 

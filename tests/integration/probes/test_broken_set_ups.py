@@ -106,7 +106,7 @@ async def test_a_set_up_that_works(set_up: SetUp) -> None:
     assert subjects >= {
         *("database", "database role", "database writes", "database clock", "master key", "master key file"),
         *("nodes agree", "contracts.lido_locator", "contracts.lazy_oracles", "contracts.wrapper_factory"),
-        *("present oracle", "operator webhook", "disk", "api", "trust", "delivery.ca_file"),
+        *("present oracle", "operator webhook", "disk", "api", "console", "trust", "delivery.ca_file"),
         *(f"start blocks at {set_up.names[node]}" for node in ("at0", "at1")),
     }
     assert {finding.subject for finding in findings if finding.result == "warning"} <= {"resolver"}
@@ -487,6 +487,12 @@ async def _(set_up: SetUp, fork: Example, stack: AsyncExitStack) -> None:
 async def _(set_up: SetUp, fork: Example, stack: AsyncExitStack) -> None:
     taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     set_up.set("api", port=taken.getsockname()[1])
+
+
+@case("the port of the console is taken", "Name another address in console.host", "console")
+async def _(set_up: SetUp, fork: Example, stack: AsyncExitStack) -> None:
+    taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    set_up.set("console", port=taken.getsockname()[1])
 
 
 @case("an expired certificate of the API", "Renew it.", "api certificate")

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 import newer_form
 from newer_form import odd_claim, odd_funding, odd_publication
+from raised_conditions import raised
 from reorgs import Reorganiser
 from simulation_fixtures import add_vault, connected, drive, open_at, read_to_head, register
 from simulation_fixtures import rows as stored
@@ -311,10 +312,12 @@ async def test_what_has_no_row_of_its_own_is_delivered_with_its_block(
     async with followed(database, made) as (writer, stream):
         await read_to_head(stream.source, writer)
         assert [row.more for row in await kept(database)] == [0] * 99 + [50]
+        assert "VaulteventsLogsQuarantined" in await raised(database)
         upgrade(made, block, claims, monkeypatch)
         assert (await read_again(stream, writer, block.number, None)).is_done
         assert await stored(database) == made.expected()
         assert (await status.read(database)).quarantine_open == 0
+        assert "VaulteventsLogsQuarantined" not in await raised(database)
 
 
 async def test_of_a_vault_in_a_transaction_nothing_is_sent_until_all_of_it_can_be_decoded(

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import pytest
 
+from raised_conditions import raised
 from store_factories import (
     LEASE_S,
     Subscription,
@@ -110,6 +111,16 @@ async def test_what_was_not_sent_is_withdrawn_and_comes_back_with_the_new_block(
     assert (reported.events_orphaned, reported.deliveries["withdrawn"]) == (1, 1)
     assert (overview.rewinds, overview.orphaned_events, len(overview.orphaned)) == (1, 1, 1)
     await assert_ledger(any_database)
+
+
+async def test_an_event_that_stays_away_is_a_condition_until_it_is_back(database: Database) -> None:
+    outbox, _ = await near_simulation(database)
+    await back_to(outbox, 1)
+    assert "VaulteventsEventsOrphaned" not in await raised(database)
+    await shift_clock(database, 901)
+    assert "VaulteventsEventsOrphaned" in await raised(database)
+    await seen(outbox, 5, funding(0, block=5), branch="b")
+    assert "VaulteventsEventsOrphaned" not in await raised(database)
 
 
 async def test_a_final_reading_marks_and_costs_nothing(any_database: Database) -> None:

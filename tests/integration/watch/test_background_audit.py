@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from raised_conditions import forget_counts, let_counts_pass, raised_by_process
 from simulation_fixtures import (
     add_accounts,
     add_vault,
@@ -97,13 +98,15 @@ async def backfilled(database: Database, simulation: Simulation, source: LogsSou
 
 
 async def test_what_a_lone_node_hid_from_the_backfill_is_stored_once_and_delivered(
-    any_database: Database, made: Simulation
+    any_database: Database, made: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    forget_counts(monkeypatch)
     async with reading(forgetful(made), options=QUICK) as source:
         outbox = await backfilled(any_database, made, source)
         hidden = made.expected().keys() - (await rows(any_database)).keys()
         assert hidden == made.expected(through=GAP[-1]).keys() - made.expected(through=GAP[0] - 1).keys() != set()
         reported = await audited(source, outbox)
+        assert raised_by_process() == {"VaulteventsAuditFinds", "VaulteventsNodeContradicts"}
         assert await rows(any_database) == made.expected()
         assert {line["event"] for line in reported} == {"events_were_missing"}
         assert sum(line["number"] for line in reported) == len(hidden)
@@ -114,7 +117,9 @@ async def test_what_a_lone_node_hid_from_the_backfill_is_stored_once_and_deliver
         assert sorted(sent) == sorted(due)
         async with any_database.transaction() as connection:
             await connection.execute("update cursors set position = first - 1, anchor = null where kind = 'audit'")
+        let_counts_pass(monkeypatch)
         assert await audited(source, outbox) == []
+        assert "VaulteventsAuditFinds" not in raised_by_process()
 
 
 async def test_an_audit_of_a_lone_node_without_blooms_would_not_see_it(

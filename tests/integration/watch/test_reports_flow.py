@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from raised_conditions import raised
 from simulation_fixtures import Rows, add_accounts, add_vault, drive, read_to_head, register, rows
 from store_factories import shift_clock
 from vaultevents.chain.execution.client import ExecutionChain, HeadPolicy
@@ -149,9 +151,13 @@ async def test_a_dead_cid_delays_its_own_report_only(database: Database) -> None
         pending = [report for report in await find_reports(database) if report.state == "pending"]
         assert {report.log.cid for report in pending} == {dead}
         assert pending[0].problem is not None and "404" in pending[0].problem
+        await shift_clock(database, 3601)
+        assert {"VaulteventsReportPending", "VaulteventsReportOld"} <= await raised(database)
         assert 0 < len(await rows(database)) < len(due(made))
         await give_up_report(database, dead)
         assert not await due_reports(database, 10)
+        await shift_clock(database, made.chain.head.timestamp_s - time.time())  # the head is new
+        assert not {"VaulteventsReportPending", "VaulteventsReportOld"} & await raised(database)
         (report,) = await find_reports(database, dead)
         reading.gateway.troubles.clear()
         await reading.resolver.resolve(report)
