@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Make the environment, then run: `dev.py test | lint | schema | dashboard | bench NAME | anvil`, or a command.
+"""Make the environment, then run `dev.py test | lint | schema | dashboard | pictures | bench NAME | anvil`.
 
-`dev.py demo` runs `vaultevents demo`, and so on.
+Other words are a command of vaultevents: `dev.py demo` runs `vaultevents demo`, and so on.
 
 Standard library only, Python >= 3.11 with venv. Everything is installed into `.venv` beside this file from the
 hash-locked requirement files, and installed again only when a lock or the interpreter changes.
@@ -22,6 +22,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 LOCKS = {"core": "requirements.lock", "test": "requirements-test.lock"}
 CONTRACTS = ROOT / "contracts"
+BROWSER = ROOT / "tests" / "browser"
 RESULTS = ROOT / "test-results.xml"
 
 
@@ -78,21 +79,30 @@ def environment(kind: str) -> None:
     stamp.write_text(want)
 
 
-def contracts() -> None:
-    """Installs what tests need from npm, where that is at hand: compiler and anvil, and a library of webhooks."""
-    npm = shutil.which("npm")
-    if npm is None:
-        say("npm not found: the tests on a real EVM (anvil) and with JavaScript's webhook library will be skipped")
+def npm(folder: Path, needed_by: str, *afterwards: str) -> None:
+    """Install the packages of `folder` that tests need from npm, where that is at hand, and run a script of it."""
+    program, lock = shutil.which("npm"), folder / "package-lock.json"
+    if program is None:
+        say(f"npm not found: {needed_by} will be skipped")
         return
-    stamp, want = CONTRACTS / "node_modules" / ".stamp", digest(CONTRACTS / "package-lock.json")
+    stamp, want = folder / "node_modules" / ".stamp", digest(lock, folder / "package.json")
     if stamp.is_file() and stamp.read_text() == want:
         return
-    say("installing contracts/package-lock.json")
+    say(f"installing {lock.relative_to(ROOT)}")
     quiet = ["--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
-    if subprocess.run([npm, "ci", *quiet], cwd=CONTRACTS, check=False).returncode:
-        say("npm ci failed: see its message above; the tests on a real EVM (anvil) and of webhooks in npm need it")
-        return
+    for command in (["ci", *quiet], *(["run", "--silent", name] for name in afterwards)):
+        if subprocess.run([program, *command], cwd=folder, check=False).returncode:
+            say(f"npm {command[0]} failed: see its message above; {needed_by} need it")
+            return
     stamp.write_text(want)
+
+
+def contracts() -> None:
+    npm(CONTRACTS, "the tests on a real EVM (anvil) and with JavaScript's webhook library")
+
+
+def chromium() -> None:
+    npm(BROWSER, "the tests in a browser", "unpack")
 
 
 def run(*command: str, **variables: str) -> int:
@@ -111,6 +121,7 @@ def test(arguments: list[str]) -> int:
     """Linters and types, then every test; with arguments only pytest, with these arguments."""
     environment("test")
     contracts()
+    chromium()
     if arguments:
         return run("-m", "pytest", *arguments)
     if code := lint():
@@ -128,6 +139,13 @@ def schema() -> int:
     """Write the present schema to src/vaultevents/store/schema.sql, after a migration was added."""
     environment("test")
     return run(str(ROOT / "tests" / "schema_picture.py"))
+
+
+def pictures() -> int:
+    """Take the pictures of docs/pictures from the demo, after a page of the console was changed."""
+    environment("test")
+    chromium()
+    return run(str(ROOT / "tests" / "pictures.py"))
 
 
 def dashboard() -> int:
@@ -164,6 +182,8 @@ def main(arguments: list[str]) -> int:  # noqa: RET503 - execv does not return
         return lint()
     if command == "schema":
         return schema()
+    if command == "pictures":
+        return pictures()
     if command == "dashboard":
         return dashboard()
     if command == "bench":

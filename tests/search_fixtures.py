@@ -12,6 +12,7 @@ from vaultevents.store.pool import Connection, Database
 from vaultevents.store.postgres.embedded import ServerAddress
 
 LARGE = ("events", "deliveries", "attempts", "queue")
+MANY = 3000
 LOUD, QUIET = 20_000, 400
 
 
@@ -72,12 +73,16 @@ from deliveries where attempts = 1
 
 
 class PlanCheckingConnection:
-    """Runs statements like a connection, and records those whose plan reads a large table sequentially."""
+    """Runs statements like a connection, and records those whose plan reads a large table sequentially, or sorts it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self.statements = 0
         self.sequential: list[str] = []
+        self.sorted: list[str] = []
+
+    async def execute(self, query: str) -> Any:
+        return await self._connection.execute(query)
 
     async def fetch(self, query: str, *arguments: object) -> Any:
         await self._explain(query, *arguments)
@@ -98,6 +103,15 @@ class PlanCheckingConnection:
             await self._connection.execute(f"set local plan_cache_mode = {mode}")
             (top,) = json.loads(await self._connection.fetchval(f"explain (format json) {query}", *arguments))
             self.sequential += [f"{mode}: {name}: {query}" for name in sequential_scans(top["Plan"])]
+            self.sorted += [f"{mode}: {name}: {query}" for name in sorted_scans(top["Plan"])]
+
+
+def sorted_scans(plan: dict[str, Any], below_sort: bool = False) -> Iterator[str]:
+    """The large tables of which a plan sorts more rows than a page shows, instead of reading them in order."""
+    if below_sort and plan.get("Relation Name") in LARGE and plan["Plan Rows"] > MANY:
+        yield plan["Relation Name"]
+    for part in plan.get("Plans", ()):
+        yield from sorted_scans(part, plan["Node Type"] == "Sort")
 
 
 def sequential_scans(plan: dict[str, Any]) -> Iterator[str]:

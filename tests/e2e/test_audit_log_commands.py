@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 import re
@@ -22,8 +23,9 @@ pytestmark = pytest.mark.e2e
 TESTS: Final = Path(__file__).parents[1]
 READ_ONLY: Final = {
     *("init", "run", "check", "status", "demo", "listen", "call"),
-    *("account list", "vault list", "webhook list", "key list", "quarantine list", "quarantine show"),
+    *("account list", "vault list", "webhook list", "webhook show", "key list", "quarantine list", "quarantine show"),
     *("report show", "report verify", "audit deliveries", "audit chain", "audit log"),
+    *("event list", "event show", "event tail", "delivery list", "delivery show"),
     "console",  # makes a link; the login by it is recorded
 }
 """Commands that change nothing that is an administrator's to change."""
@@ -42,6 +44,8 @@ ACTIONS: Final = {
     "webhook pause": "webhook.pause",
     "webhook enable": "webhook.enable",
     "webhook test": "webhook.test",
+    "webhook resend": "webhook.resend",
+    "webhook recover": "webhook.recover",
     "webhook rotate-secret": "webhook.rotate_secret",
     "webhook remove": "webhook.delete",
     "key add": "key.add",
@@ -77,16 +81,17 @@ class Operator:
         self.here, self.server = here, server
         self.acted: set[str] = set()
 
-    async def acts(self, command: str, *arguments: str, code: int = 0) -> Any:
-        """Run a command that changes something; return its JSON."""
+    async def acts(self, *lines: tuple[str, ...], code: int = 0) -> list[Any]:
+        """Run commands that change something, beside each other; return the JSON of each."""
         last = await self.last()
-        ended = await self.here.run(*command.split(), *arguments, "--json")
-        assert ended.code == code, ended
+        ended = await asyncio.gather(*(self.here.run(*line[0].split(), *line[1:], "--json") for line in lines))
+        assert {command.code for command in ended} == {code}, ended
         async with asking(self.server, self.here.schema) as connection:
             rows = await connection.fetch("select actor, action from audit_log where seq > $1", last)
-        assert [tuple(row) for row in rows] == [(operator(), ACTIONS[command])], command
-        self.acted.add(command)
-        return ended.json
+        names = [line[0] for line in lines]
+        assert sorted(tuple(row) for row in rows) == sorted((operator(), ACTIONS[name]) for name in names)
+        self.acted |= set(names)
+        return [command.json for command in ended]
 
     async def last(self) -> int:
         async with asking(self.server, self.here.schema) as connection:
@@ -113,35 +118,38 @@ async def test_every_command_that_changes_something_is_recorded(
         alice = Operator(here, server)
         simulation.history(20)
 
-        await alice.acts("account add", "new")
-        address = "0x" + "ab" * 20
-        await alice.acts("vault add", "new", "v", address, "--unchecked", "--start-block", "1")
-        await alice.acts("vault remove", "new", "v")
-        webhook_id = (await alice.acts("webhook add", "new", hook.url))["id"]
-        await alice.acts("webhook pause", webhook_id)
-        await alice.acts("webhook enable", webhook_id)
-        await alice.acts("webhook test", webhook_id, "--wait", "0", code=1)
-        await alice.execute(FINISHED)
-        await alice.acts("prune")
-        await alice.acts("webhook rotate-secret", "new", webhook_id)
-        await alice.acts("webhook remove", "new", webhook_id)
-        key_id = (await alice.acts("key add", "--account", "new", "--public-key", "key.pem"))["id"]
-        await alice.acts("key rotate", key_id, "--public-key", "next.pem")
-        await alice.acts("key revoke", key_id)
-        await alice.acts("mfa enroll", "new")
-        await alice.acts("mfa reset", "new")
+        final, subscribed = str(simulation.chain.finalized_number), f"wh-{account_id}-{here.schema}"
+        await alice.acts(("account add", "new"), ("replay", "--from-block", "1", "--to-block", final))
+        vault = ("new", "v", "0x" + "ab" * 20, "--unchecked", "--start-block", "1")
+        added, key, *_ = await alice.acts(
+            ("webhook add", account_id, hook.url),
+            ("key add", "--account", "new", "--public-key", "key.pem"),
+            ("vault add", *vault),
+            ("mfa enroll", "new"),
+            ("webhook resend", subscribed, await alice.execute(DELIVERED, subscribed)),
+        )
         await alice.execute(REPORT)
-        await alice.acts("report give-up", "77")
-        log_id = await alice.execute(QUARANTINED)
-        await alice.acts("quarantine dismiss", str(log_id), "--reason", "nothing of ours")
-        final = simulation.chain.finalized_number
-        await alice.acts("replay", "--from-block", "1", "--to-block", str(final))
+        await alice.acts(
+            ("webhook recover", added["id"], "--since", "2020-01-01T00:00:00Z"),
+            ("key rotate", key["id"], "--public-key", "next.pem"),
+            ("vault remove", "new", "v"),
+            ("mfa reset", "new"),
+            ("report give-up", "77"),
+            ("quarantine dismiss", str(await alice.execute(QUARANTINED)), "--reason", "nothing of ours"),
+        )
+        await alice.acts(("webhook test", added["id"], "--wait", "0"), code=1)
+        await alice.execute(FINISHED)
+        await alice.acts(("webhook pause", added["id"]), ("key revoke", key["id"]), ("prune",))
+        await alice.acts(("webhook enable", added["id"]), ("webhook rotate-secret", account_id, added["id"]))
+        await alice.acts(("webhook remove", account_id, added["id"]))
         assert alice.acted == ACTIONS.keys()
 
         await _lists_and_verifies(alice, account_id)
 
 
 FINISHED = "update resends set finished_at = now() - interval '99 d', started_at = now() - interval '99 d'"
+FINISHED += " where event_seq is null"
+DELIVERED = "select e.id from events e join deliveries d on d.event_seq = e.seq where d.webhook_id = $1 limit 1"
 REPORT = """
 insert into reports (block_number, block_time_s, tx_hash, log_index, oracle, report_timestamp, ref_slot, root, cid,
     state, next_attempt_at)
@@ -158,21 +166,28 @@ returning id
 async def _lists_and_verifies(alice: Operator, account_id: str) -> None:
     """What `audit log` shows of the entries, and that it finds the one that is altered."""
     here, last = alice.here, await alice.last()
-    newest = (await here.run("audit", "log", "--limit", "2", "--json")).ok().json
-    assert [entry["seq"] for entry in newest["entries"]] == [last, last - 1]
-    assert newest["next"] == last - 1
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", newest["entries"][0]["at"])
     chosen = ("--account", "new", "--action", "key", "--since", "1h", "--before", str(last))
-    listed = (await here.run("audit", "log", *chosen)).ok().stdout.splitlines()
-    assert [line.split()[2:] for line in listed[1:]] == [
-        [operator(), f"key.{act}", listed[1].split()[4], "new"] for act in ("revoke", "rotate", "add")
+    newest, listed, whole = await asyncio.gather(
+        here.run("audit", "log", "--limit", "2", "--json"),
+        here.run("audit", "log", *chosen),
+        here.run("audit", "log", "--verify", "--json"),
+    )
+    entries = newest.ok().json["entries"]
+    assert [entry["seq"] for entry in entries] == [last, last - 1]
+    assert newest.json["next"] == last - 1
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", entries[0]["at"])
+    lines = [line.split() for line in listed.ok().stdout.splitlines()[1:]]
+    assert [line[2:] for line in lines] == [
+        [operator(), f"key.{act}", lines[0][4], "new"] for act in ("revoke", "rotate", "add")
     ]
-    whole = (await here.run("audit", "log", "--verify", "--json")).ok().json
-    assert (whole["ok"], whole["rows"], whole["first_bad"]) == (True, last, None)
+    head = entries[0]["hash"]
+    assert whole.ok().json == {"ok": True, "rows": last, "head_hash": head, "noted_seq": None, "first_bad": None}
     await here.run("webhook", "pause", f"wh-{account_id}-{here.schema}")
-    noted = (await here.run("audit", "log", "--since-hash", whole["head_hash"])).ok().stdout
-    assert f"it is the hash of entry {last}\n" in noted
-    other = await here.run("audit", "log", "--since-hash", "ab" * 32, "--json")
+    noted, other = await asyncio.gather(
+        here.run("audit", "log", "--since-hash", head),
+        here.run("audit", "log", "--since-hash", "ab" * 32, "--json"),
+    )
+    assert f"it is the hash of entry {last}\n" in noted.ok().stdout
     assert (other.code, other.json["ok"]) == (1, False)
     assert "entries were removed or replaced" in other.error
     await alice.execute("alter table audit_log disable trigger refuse_change")

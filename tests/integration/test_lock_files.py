@@ -16,7 +16,7 @@ import pytest
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
-CONTRACTS = ROOT / "contracts"
+NPM_FOLDERS = [file.parent for file in sorted(ROOT.glob("*/package.json")) + sorted(ROOT.glob("tests/*/package.json"))]
 
 NPMRC = "omit-lockfile-registry-resolved=true\n"
 _PIN = re.compile(
@@ -107,21 +107,30 @@ def test_the_locks_follow_the_project_file() -> None:
     assert core.items() - tests.items() == set()  # the test environment runs what users run
 
 
+def test_the_npm_folders_are_found() -> None:
+    assert {folder.name for folder in NPM_FOLDERS} == {"contracts", "browser"}
+
+
 @pytest.mark.parametrize("name", ["package.json", "package-lock.json"])
-def test_the_npm_files_name_no_host(name: str) -> None:
-    assert bad_manifest((CONTRACTS / name).read_text()) == []
+@pytest.mark.parametrize("folder", NPM_FOLDERS, ids=lambda folder: folder.name)
+def test_the_npm_files_name_no_host(folder: Path, name: str) -> None:
+    assert bad_manifest((folder / name).read_text()) == []
 
 
-def test_the_npm_lock_is_hashed_and_follows_its_manifest() -> None:
-    text = (CONTRACTS / "package-lock.json").read_text()
+@pytest.mark.parametrize("folder", NPM_FOLDERS, ids=lambda folder: folder.name)
+def test_the_npm_lock_is_hashed_and_follows_its_manifest(folder: Path) -> None:
+    text = (folder / "package-lock.json").read_text()
     assert without_integrity(text) == []
-    manifest, top = json.loads((CONTRACTS / "package.json").read_text()), json.loads(text)["packages"][""]
-    for kind in ("dependencies", "devDependencies", "optionalDependencies"):
-        assert top[kind] == manifest[kind]
+    manifest, top = json.loads((folder / "package.json").read_text()), json.loads(text)["packages"][""]
+    kinds = ("dependencies", "devDependencies", "optionalDependencies")
+    assert any(manifest.get(kind) for kind in kinds)
+    for kind in kinds:
+        assert top.get(kind) == manifest.get(kind)
 
 
-def test_the_npm_settings_are_one_line() -> None:
-    assert (CONTRACTS / ".npmrc").read_text() == NPMRC
+@pytest.mark.parametrize("folder", NPM_FOLDERS, ids=lambda folder: folder.name)
+def test_the_npm_settings_are_one_line(folder: Path) -> None:
+    assert (folder / ".npmrc").read_text() == NPMRC
 
 
 def test_whatever_the_source_imports_is_locked() -> None:

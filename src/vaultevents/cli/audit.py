@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import asdict
-from datetime import datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 from pydantic import SecretStr
 
-from vaultevents.cli.options import ConfigOption, JsonOption, duration_of
+from vaultevents.cli.options import ConfigOption, JsonOption, time_of
 from vaultevents.cli.progress import RowProgress
 from vaultevents.cli.settings import settings_of
 from vaultevents.cli.terminal import complete, put_json, put_table, say
@@ -196,19 +194,11 @@ async def _entries(
     settings: Settings, account: str | None, action: str | None, since: str | None, before: int | None, limit: int
 ) -> list[AuditEntry]:
     async with open_store(settings) as store:
-        start = None if since is None else _since(since, await store.database.now())
+        start = None if since is None else time_of(since, "--since", await store.database.now())
         async with store.database.transaction() as connection:
             return await audit_log.entries(
                 connection, account_id=account, action=action, since=start, before=before, limit=limit
             )
-
-
-def _since(text: str, now: datetime) -> datetime:
-    """Return the time that a duration before `now` or a text in RFC 3339 stands for. Raises `InputError`."""
-    with suppress(ValueError):
-        if (at := datetime.fromisoformat(text)).tzinfo is not None:
-            return at
-    return now - timedelta(seconds=duration_of(text, "--since", most_days=36_500))
 
 
 def _entry(entry: AuditEntry) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from vaultevents.console.context import ConsoleContext, in_time
 from vaultevents.console.rendering import number_text, render
 from vaultevents.core.errors import InputError
 from vaultevents.core.failure_advice import Advice, explain
-from vaultevents.store import history, resends, webhook_search
-from vaultevents.store.history import Health
+from vaultevents.store import resends, webhook_search
+from vaultevents.store.history import DeliveryState
 from vaultevents.store.resends import TestResult
 from vaultevents.store.webhook_search import (
     DELIVERY_STATES,
@@ -62,7 +62,7 @@ class WebhookView:
     """What the page of one webhook shows."""
 
     row: WebhookRow
-    health: Health | None
+    counts: Mapping[DeliveryState, int]
     recent: RecentAttempts
     failures: list[FailedAttempt]
     secrets: list[SecretFacts]
@@ -123,7 +123,6 @@ def routes(context: ConsoleContext) -> list[Route]:
             done=_done(query),
             refresh_s=WAITING_REFRESH_S if test_id is not None and view.test is None else None,
             pending_counted=webhook_search.PENDING_COUNTED,
-            counted=history.COUNTED,
         )
 
     return [Route("/webhooks", search), Route("/webhooks/{webhook_id}", show)]
@@ -145,10 +144,9 @@ async def _read(
         row = await webhook_search.webhook(connection, webhook_id)
         if row is None:
             return None
-        is_there = row.deleted_at is None
         return WebhookView(
             row,
-            await history.health(connection, row.webhook.account_id, webhook_id) if is_there else None,
+            await webhook_search.delivery_counts(connection, webhook_id),
             await webhook_search.recent_attempts(connection, webhook_id),
             await webhook_search.last_failures(connection, webhook_id, FAILURES),
             await webhook_search.secrets_of(connection, webhook_id),

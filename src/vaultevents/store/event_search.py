@@ -18,6 +18,7 @@ from vaultevents.core.errors import InputError
 from vaultevents.core.events import funding_ids, type_and_account
 from vaultevents.core.units import Hash32, hex_text
 from vaultevents.store.pool import Connection, Record
+from vaultevents.store.sessions import in_index_order
 
 LOOKED_AT: Final = 20_000
 """How many rows one page looks at for a condition that has no index."""
@@ -89,7 +90,7 @@ class EventPage:
 
 
 async def search(connection: Connection, wanted: EventFilter, before: int | None = None, limit: int = 50) -> EventPage:
-    """Return the newest matching events, or those after the page that ended at `before`.
+    """Return the newest matching events, or those after the page that ended at `before`; in a transaction.
 
     Events of a filter by account, vault or time are in the order of their time, all others in the order of their
     numbers (`seq`). Raises `InputError` for a hash or block that is none, and for a time without an account where there
@@ -266,10 +267,11 @@ async def _by_time(
     share = max(LOOKED_AT // max(len(account_ids), 1), limit + 1) if narrowed else limit + 1
     end_ms, end_seq = await _place(connection, before)
     place = (account_ids, end_ms, end_seq, share)
-    rows = await connection.fetch(_BY_TIME, *_conditions(wanted), *place, limit + 1)
-    if not narrowed or (len(rows) > limit and len(account_ids) == 1):
-        return _page(rows, limit)
-    seen = await connection.fetchrow(_SEEN_BY_TIME, _ms(wanted.since, -END), _ms(wanted.until, END), *place)
+    async with in_index_order(connection):
+        rows = await connection.fetch(_BY_TIME, *_conditions(wanted), *place, limit + 1)
+        if not narrowed or (len(rows) > limit and len(account_ids) == 1):
+            return _page(rows, limit)
+        seen = await connection.fetchrow(_SEEN_BY_TIME, _ms(wanted.since, -END), _ms(wanted.until, END), *place)
     if seen["horizon"] is None:
         return _page(rows, limit)
     kept = [row for row in rows if [row["created_at_ms"], row["seq"]] >= seen["horizon"]]

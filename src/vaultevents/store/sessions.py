@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -139,6 +139,17 @@ async def allow(connection: Connection, seconds: float) -> None:
         _milliseconds(seconds),
         _milliseconds(60.0),
     )
+
+
+@contextlib.asynccontextmanager
+async def in_index_order(connection: Connection) -> AsyncIterator[None]:
+    """Let statements of this transaction that want the first rows of an index read these rows and no others.
+
+    For thousands of rows the planner may prefer to collect all rows of a range, however many, and to sort them.
+    """
+    await connection.execute("set local enable_bitmapscan = off; set local enable_seqscan = off")
+    yield
+    await connection.execute("set local enable_bitmapscan = default; set local enable_seqscan = default")
 
 
 def _watch_silence(connection: Connection) -> None:

@@ -12,8 +12,9 @@ from typing import Final
 from vaultevents.core.events import FundingReceived, ReportUpdateAvailable, WithdrawalClaimed
 from vaultevents.core.units import WEI_PER_ETH
 from vaultevents.store.pool import Connection, Record
+from vaultevents.store.sessions import in_index_order
 
-LOOKED_AT: Final = 20_000
+LOOKED_AT: Final = 10_000
 """How many of the newest events of an account the amounts of a vault are taken from."""
 REPORTS: Final = 30
 """How many of the newest reports are looked at for the last one of a vault."""
@@ -231,8 +232,9 @@ async def daily(connection: Connection, account_id: str, vault_id: str, now: dat
     begin = datetime(first.year, first.month, first.day, tzinfo=UTC)
     begin_ms = int(begin.timestamp()) * 1000
     types = (FundingReceived.event_type, WithdrawalClaimed.event_type)
-    seen = await connection.fetchrow(_SEEN, account_id, begin_ms, LOOKED_AT)
-    rows = await connection.fetch(_DAILY, account_id, begin_ms, LOOKED_AT, vault_id, *types, WEI_PER_ETH)
+    async with in_index_order(connection):
+        seen = await connection.fetchrow(_SEEN, account_id, begin_ms, LOOKED_AT)
+        rows = await connection.fetch(_DAILY, account_id, begin_ms, LOOKED_AT, vault_id, *types, WEI_PER_ETH)
     by_day = {row["day"]: row for row in rows}
     every = (first + timedelta(days=number) for number in range(days))
     cut_off = seen["number"] >= LOOKED_AT

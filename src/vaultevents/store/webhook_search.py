@@ -228,6 +228,22 @@ from webhooks w where w.id = $1
 """
 
 
+async def delivery_counts(connection: Connection, webhook_id: str) -> dict[DeliveryState, int]:
+    """Count the deliveries of a webhook in each state but `delivered`, `PENDING_COUNTED` for more."""
+    rows = await connection.fetch(_COUNTS, webhook_id, list(APART), PENDING_COUNTED)
+    return {row["state"]: row["number"] for row in rows}
+
+
+_COUNTS = """
+select 'scheduled' as state, (select count(*) from (select from queue q where q.webhook_id = $1
+    and q.delivery_id is not null order by q.delivery_id limit $3) few) as number
+union all
+select s.state, (select count(*) from (select from deliveries d where d.webhook_id = $1 and d.apart = s.state
+    order by d.id limit $3) few) as number
+from unnest($2::text[]) s (state)
+"""
+
+
 async def recent_attempts(connection: Connection, webhook_id: str) -> RecentAttempts:
     """Return how the newest attempts of a webhook went; the cost does not grow with its deliveries."""
     row = await connection.fetchrow(_RECENT, webhook_id, ATTEMPTS)

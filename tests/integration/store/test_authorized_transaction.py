@@ -313,7 +313,7 @@ OWN_ROWS_ONLY = {
     ),
 }
 WITHOUT_AN_OWNER = {"registry", "feed"}
-WRITTEN_ONLY = {"notices", "flag_changes", "due_webhooks"}  # for the operator and the service: no account reads them
+WRITTEN_ONLY = {"audit_log", "notices", "flag_changes", "due_webhooks"}  # no account reads them
 
 
 async def full_house(database: Database) -> None:

@@ -301,6 +301,7 @@ READS: dict[str, Read] = {
     "webhooks": lambda connection: webhook_search.search(connection, WebhookFilter()),
     "webhook": lambda connection: webhook_search.webhook(connection, "wh-000002"),
     "secrets": lambda connection: webhook_search.secrets_of(connection, "wh-000002"),
+    "counts": lambda connection: webhook_search.delivery_counts(connection, "wh-000002"),
     "figures": lambda connection: webhook_search.recent_attempts(connection, "wh-000001"),
     "failures": lambda connection: webhook_search.last_failures(connection, "wh-000001"),
     "accounts": lambda connection: vault_overview.accounts(connection),
@@ -318,6 +319,7 @@ async def test_no_large_table_is_read_sequentially(many: Database, name: str) ->
         await READS[name](checking)
     assert checking.statements
     assert checking.sequential == []
+    assert checking.sorted == []
 
 
 async def test_a_sequential_scan_is_noticed(many: Database) -> None:
@@ -326,7 +328,10 @@ async def test_a_sequential_scan_is_noticed(many: Database) -> None:
         await checking.fetch("select from events where body = $1", b"")
         deliveries = await webhook_search.deliveries_of(checking, 1000)
         await webhook_search.attempts_of(checking, deliveries)
-    assert [found.split(": ")[1] for found in checking.sequential] == ["events", "events"]
+        assert checking.sorted == []
+        await checking.fetch("select seq from events where account_id = 'loud' order by created_at_ms, seq offset 9999")
+    assert [found.split(": ")[1] for found in checking.sequential][:2] == ["events", "events"]
+    assert checking.sorted
 
 
 async def test_amounts_of_a_vault_by_day(many: Database) -> None:
