@@ -104,7 +104,7 @@ def running_demo(directory: Path) -> Iterator[Path]:
     """Run the demo in `directory` until the end of the block; yield a configuration for commands that look at it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [*VAULTEVENTS, "demo", "--seed", "1", "--console-port", str(port)]
+    command = [*VAULTEVENTS, "demo", "--console-port", str(port)]
     with (directory / "demo.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(directory)})
     try:

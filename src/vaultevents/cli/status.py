@@ -204,21 +204,22 @@ def _parts(settings: Settings, found: Snapshot) -> Iterator[Fact | Rows]:
         [(c.stream, c.kind, c.position, c.stop, _behind(c, number), _at(c.updated_at)) for c in facts.cursors],
         "no stream has been read yet: start 'vaultevents run'",
     )
-    yield Rows.of(
-        ("node", "of", "circuit", "since", "blocks at once", "requests/s"),
-        [
-            (
-                n.name,
-                n.upstream,
-                n.state,
-                _at(n.since),
-                n.log_range,
-                None if n.requests_per_s is None else f"{n.requests_per_s:.1f}",
-            )
-            for n in facts.nodes
-        ],
-        "",
-    )
+    if facts.nodes:
+        yield Rows.of(
+            ("node", "of", "circuit", "since", "blocks at once", "requests/s"),
+            [
+                (
+                    n.name,
+                    n.upstream,
+                    n.state,
+                    _at(n.since),
+                    n.log_range,
+                    None if n.requests_per_s is None else f"{n.requests_per_s:.1f}",
+                )
+                for n in facts.nodes
+            ],
+            "",
+        )
     yield from _problems(settings, facts)
     yield from _orphans(facts)
     for setting, never in switched_off(settings).items():

@@ -38,9 +38,9 @@ _UNLIMITED: Final = 100_000
 """The width of a pipe."""
 
 STYLES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("on", "closed", "delivered", "accepted", "verified", "ok", "resolved", "active", "2xx"), "green"),
-    **dict.fromkeys(("paused", "parked", "scheduled", "pending", "half_open", "lagging", "waits"), "yellow"),
-    **dict.fromkeys(("off", "open", "exhausted", "failed", "revoked", "lost", "critical", "stalled"), "red"),
+    **dict.fromkeys(("on", "closed", "delivered", "accepted", "verified", "resolved"), "green"),
+    **dict.fromkeys(("paused", "parked", "failing", "scheduled", "pending", "half_open"), "yellow"),
+    **dict.fromkeys(("off", "open", "exhausted", "failed", "revoked", "orphaned"), "red"),
     **dict.fromkeys(("cancelled", "withdrawn", "dismissed", "-"), "dim"),
 }
 """The colour of a cell by its first word."""
@@ -179,7 +179,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A table, or the line `empty` where it has no rows (nothing, if that is empty too)."""
+    """A table, or the line `empty` where it has no rows."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -258,7 +258,7 @@ def plain_lines(part: Fact | Rows) -> Iterator[str]:
         widths = part.widths()
         for row in (part.columns, *part.rows):
             yield (" " * GAP).join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    elif part.empty:
+    else:
         yield part.empty
 
 
@@ -275,7 +275,7 @@ def styled(part: Fact | Rows, width: int) -> RenderableType:
         table.add_row(Text(part.label), Text(printable(part.text), style=part.style))
         return table
     if not part.rows:
-        return Text(part.empty, end="\n" if part.empty else "")
+        return Text(part.empty)
     widths = part.widths()
     if sum(min(natural, FOLDED_WIDTH) + GAP for natural in widths) - GAP > width:
         return _records(part)

@@ -186,7 +186,7 @@ class _Shown:
         yield Rows.of(
             ("last failures", "event", "outcome"),
             [(_at(of.attempt.started_at), of.event_id, outcome(of.attempt)) for of in self.failures],
-            "",
+            "none of the newest attempts failed",
         )
 
     def _state(self) -> str:
