@@ -20,6 +20,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -104,7 +105,7 @@ def running_demo(directory: Path) -> Iterator[Path]:
     """Run the demo in `directory` until the end of the block; yield a configuration for commands that look at it."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [*VAULTEVENTS, "demo", "--seed", "1", "--console-port", str(port)]
+    command = [*VAULTEVENTS, "demo", "--console-port", str(port)]
     with (directory / "demo.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(directory)})
     try:
@@ -142,7 +143,7 @@ def _chain_id(url: str) -> int | None:
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:
             return int(json.loads(answer.read())["result"], 16)
-    except (OSError, ValueError, KeyError):
+    except (OSError, HTTPException, ValueError, KeyError):
         return None
 
 
