@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import sys
 from collections.abc import Mapping, MutableMapping
@@ -81,8 +82,9 @@ class _FromLibraries(logging.Handler):
 def configure_logging(level: str = "info", form: Literal["auto", "text", "json"] = "auto") -> None:
     """Sets up logging for the process; `auto` writes text to a terminal and JSON to anything else."""
     as_text = form == "text" or (form == "auto" and sys.stderr.isatty())
+    colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     renderer: structlog.types.Processor = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()) if as_text else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(colors=colours) if as_text else structlog.processors.JSONRenderer()
     )
     structlog.configure(
         processors=[

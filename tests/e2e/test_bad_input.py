@@ -180,21 +180,22 @@ async def test_a_node_that_goes_and_returns(here: Place, server: ServerAddress) 
 
 
 @pytest.mark.parametrize("serve", ["on", "off"])
-async def test_run_opens_the_port_of_the_api_and_no_other(here: Place, serve: str) -> None:
+async def test_run_opens_the_ports_of_the_api_and_the_console_and_no_other(here: Place, serve: str) -> None:
     """The embedded database listens on a Unix socket."""
     here.configure(api=f'port = 0\nserve = "{serve}"')
     running = await here.shell.start("run")
-    await running.said('"api_listens"' if serve == "on" else '"started"')
+    for event in (*(("api_listens",) if serve == "on" else ()), "console_listens"):
+        await running.said(f'"{event}"')
     process = psutil.Process(running.pid)
     postmaster = [one for one in psutil.process_iter(["name", "cmdline"]) if is_server_of(one, here.data_dir)]
     assert postmaster
     family = [process, *process.children(recursive=True), *postmaster]
     open_ports = [link for one in family for link in one.net_connections("tcp") if link.status == psutil.CONN_LISTEN]
     ended = (await running.end()).ok()
-    reported = [line["url"] for line in ended.logs if line["event"] == "api_listens"]
-    assert reported == [f"http://{link.laddr.ip}:{link.laddr.port}" for link in open_ports]
-    assert len(reported) == (serve == "on")
-    assert all(url.startswith("http://127.0.0.1:") for url in reported)
+    reported = {line["event"]: line["url"] for line in ended.logs if line["event"].endswith(("_listens", "_listen"))}
+    assert reported.keys() == ({"api_listens", "console_listens"} if serve == "on" else {"console_listens"})
+    assert sorted(reported.values()) == sorted(f"http://{link.laddr.ip}:{link.laddr.port}" for link in open_ports)
+    assert all(url.startswith("http://127.0.0.1:") for url in reported.values())
 
 
 async def test_a_port_in_use_is_one_sentence(here: Place) -> None:

@@ -6,10 +6,12 @@ import json
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from command_line import Place, asking, place
+from database_proxy import DatabaseProxy
 from terminals import on_terminal
 from timeouts import until
 from vaultevents.core.verdict import WELL
@@ -50,11 +52,27 @@ async def test_the_verdict_is_first_and_is_the_exit_code(here: Place, server: Se
     assert text[0].startswith("verdict     Not healthy. Streams have not moved: logs (60 min).")
 
 
-async def test_watch_writes_one_object_a_line_in_a_pipe_until_ctrl_c(here: Place) -> None:
-    running = await here.shell.start("status", "--watch", "--json")
-    await until(lambda: running.stdout_so_far.count("\n") >= 2)
-    done = (await running.end(signal.SIGINT)).ok()
-    assert all(json.loads(line)["verdict"]["healthy"] for line in done.stdout.splitlines())
+async def test_watch_in_a_pipe_goes_on_when_the_database_is_back(here: Place, server: ServerAddress) -> None:
+    async with DatabaseProxy(server) as proxy:
+        environment = {
+            "VAULTEVENTS_DATABASE_URL": proxy.dsn(server.connect_kwargs()["database"]),
+            "VAULTEVENTS_MASTER_KEY": "22" * 32,
+        }
+        running = await here.shell.start("status", "--watch", "--json", **environment)
+
+        def shown() -> list[dict[str, Any]]:
+            return [json.loads(line) for line in running.stdout_so_far.splitlines(keepends=True) if line[-1] == "\n"]
+
+        await until(lambda: len(shown()) >= 1)
+        assert shown()[-1]["verdict"]["healthy"]
+        proxy.network = "refusing"
+        proxy.cut()
+        await until(lambda: "database_problem" in shown()[-1])
+        away = shown()[-1]["verdict"]
+        assert (away["healthy"], away["sentence"]) == (False, "Not healthy. The database does not answer.")
+        proxy.network = "up"
+        await until(lambda: shown()[-1]["verdict"]["healthy"])
+        (await running.end(signal.SIGINT)).ok()
 
 
 async def test_watch_refreshes_a_terminal_in_place(here: Place) -> None:

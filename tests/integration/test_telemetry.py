@@ -156,6 +156,15 @@ def test_auto_is_json_in_a_pipe_and_text_on_a_terminal(monkeypatch: pytest.Monke
     assert not stream.getvalue().startswith("{")
 
 
+@pytest.mark.parametrize(("value", "coloured"), [("", True), ("1", False)])
+def test_no_color_leaves_colours_out_of_a_terminal(monkeypatch: pytest.MonkeyPatch, value: str, coloured: bool) -> None:
+    monkeypatch.setenv("NO_COLOR", value)
+    stream = stderr(monkeypatch, Terminal())
+    configure_logging("info", "auto")
+    structlog.get_logger().info("it_happened", n=1)
+    assert ("\x1b" in stream.getvalue()) == coloured
+
+
 def test_what_libraries_log_takes_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """asyncio's 'Task exception was never retrieved' would otherwise be plain text with whatever is in it."""
     stream = stderr(monkeypatch)

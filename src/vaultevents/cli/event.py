@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -15,7 +14,7 @@ import typer
 from vaultevents.cli.delivery import attempts_table, delivery_json
 from vaultevents.cli.options import BeforeOption, ConfigOption, JsonOption, LimitOption, one_of, time_of
 from vaultevents.cli.settings import settings_of
-from vaultevents.cli.terminal import Fact, complete, printable, put, put_json, put_table, say, stopping
+from vaultevents.cli.terminal import Fact, complete, printable, put, put_bytes, put_json, put_table, say, stopping
 from vaultevents.config import Settings
 from vaultevents.core.errors import DatabaseUnavailable, InputError
 from vaultevents.core.events import EVENT_TYPES
@@ -109,7 +108,7 @@ def event_show(
     settings = settings_of(config)
     found, deliveries, attempts = complete(_find(settings, event_id, with_deliveries=not body))
     if body:
-        _write(found.body)
+        put_bytes(found.body)
         return
     if as_json:
         put_json(
@@ -166,11 +165,6 @@ async def _find(
             return found, [], {}
         deliveries = await webhook_search.deliveries_of(connection, found.row.seq, limit=WEBHOOKS_SHOWN)
         return found, deliveries, dict(await webhook_search.attempts_of(connection, deliveries))
-
-
-def _write(body: bytes) -> None:
-    sys.stdout.buffer.write(body)
-    sys.stdout.buffer.flush()
 
 
 @event.command("tail")

@@ -129,9 +129,24 @@ def stop_at_end_of(pipe: TextIO, stop: asyncio.Event) -> None:
 
 def say(text: str) -> None:
     """A line for people, as it is."""
-    try:
+    with _written():
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
+
+
+def put_bytes(data: bytes) -> None:
+    """Write bytes as they are, without a line break."""
+    with _written():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    """End the command where its output cannot be written: without a word when its reader has left."""
+    try:
+        yield
     except OSError as error:
         with Path(os.devnull).open(
             "wb"

@@ -147,9 +147,9 @@ async def in_index_order(connection: Connection) -> AsyncIterator[None]:
 
     For thousands of rows the planner may prefer to collect all rows of a range, however many, and to sort them.
     """
-    await connection.execute("set local enable_bitmapscan = off")
+    await connection.execute("set local enable_bitmapscan = off; set local enable_seqscan = off")
     yield
-    await connection.execute("set local enable_bitmapscan = default")
+    await connection.execute("set local enable_bitmapscan = default; set local enable_seqscan = default")
 
 
 def _watch_silence(connection: Connection) -> None:

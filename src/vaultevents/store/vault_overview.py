@@ -14,7 +14,7 @@ from vaultevents.core.units import WEI_PER_ETH
 from vaultevents.store.pool import Connection, Record
 from vaultevents.store.sessions import in_index_order
 
-LOOKED_AT: Final = 20_000
+LOOKED_AT: Final = 10_000
 """How many of the newest events of an account the amounts of a vault are taken from."""
 REPORTS: Final = 30
 """How many of the newest reports are looked at for the last one of a vault."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
 
+from vaultevents.config import MetricsSettings, given
 from vaultevents.core.errors import ConfigError, SourceUnavailable
 from vaultevents.core.findings import Finding, passed
+from vaultevents.probes.host import host_probes
 from vaultevents.probes.probe import AT_ONCE, Probe, run_probes
 
 pytestmark = pytest.mark.integration
@@ -77,3 +80,16 @@ async def test_a_bug_is_no_finding() -> None:
     with pytest.raises(ExceptionGroup) as group:
         await run_probes([Probe("x", bug), Probe("good", good)], lambda done, of: None)
     assert isinstance(group.value.exceptions[0], ZeroDivisionError)
+
+
+@pytest.mark.parametrize(("named", "result"), [(set(), "warning"), ({"port"}, "failed")])
+async def test_the_port_of_the_metrics_in_use_fails_only_where_the_operator_named_it(
+    named: set[str], result: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listener = MetricsSettings.model_construct(_fields_set=named, port=taken.getsockname()[1])
+        settings = given({"network": "devnet", "chain_id": 1}, "test").model_copy(update={"metrics": listener})
+        (probe,) = (probe for probe in host_probes(settings) if probe.subject == "metrics")
+        (found,) = await run_probes([probe], lambda done, of: None)
+    assert found.result == result
+    assert "Address already in use" in found.detail
