@@ -25,7 +25,7 @@ from vaultevents.store.cursors import StreamState
 from vaultevents.store.webhook_search import webhook as find_row
 
 Act = Callable[[Request, str], Awaitable[Response]]
-SECOND: Final = timedelta(seconds=1)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def routes(context: ConsoleContext) -> list[Route]:
@@ -67,13 +67,13 @@ def routes(context: ConsoleContext) -> list[Route]:
         since = fields.moment(form_of(request), "since")
         if since is None:
             raise InputError("'since' is missing: write a time such as 2026-01-31T12:00")
-        since_ms = int((since - datetime(1970, 1, 1, tzinfo=UTC)) / SECOND * 1000)
+        since_ms = (since - EPOCH) // timedelta(milliseconds=1)
         async with database.transaction() as connection:
             account_id = await webhooks.account_of(connection, webhook_id)
             asked = await resends.request_recovery(connection, account_id, webhook_id, since_ms, None)
         rest = None
         if asked.next_since_ms is not None:
-            rest = fields.moment_field(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=asked.next_since_ms))
+            rest = fields.moment_field(EPOCH + timedelta(milliseconds=asked.next_since_ms))
         return _back(webhook_id, done="recover", count=asked.count, rest=rest)
 
     async def rotate_secret(request: Request, webhook_id: str) -> Response:

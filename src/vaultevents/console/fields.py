@@ -41,7 +41,7 @@ def number(fields: Mapping[str, str], name: str) -> int | None:
     value = text(fields, name)
     if value is None:
         return None
-    if not (value.isascii() and value.isdigit()) or int(value[:20]) > MAX_NUMBER:
+    if not (value.isascii() and value.isdigit()) or int(value) > MAX_NUMBER:
         raise InputError(f"'{value}' cannot be '{name}': write a whole number")
     return int(value)
 

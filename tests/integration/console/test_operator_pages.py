@@ -80,6 +80,7 @@ async def test_what_is_not_there_is_a_page_that_says_so(empty: Operator, path: s
     [
         "block=x",
         f"block={2**63}",
+        f"block={'0' * 20}{'9' * 30}",
         "block=-1",
         "since=yesterday",
         "since=9999-12-31T23:59:59-23:59",
