@@ -20,6 +20,7 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -142,7 +143,7 @@ def _chain_id(url: str) -> int | None:
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:
             return int(json.loads(answer.read())["result"], 16)
-    except (OSError, ValueError, KeyError):
+    except (OSError, HTTPException, ValueError, KeyError):
         return None
 
 

@@ -116,6 +116,7 @@ def test_links_lead_somewhere() -> None:
     pages = read_pages()
     others = {str(path.relative_to(ROOT)) for path in ROOT.glob("*")}
     others |= {"docs/decisions", "docs/reference"}
+    others |= {str(path.relative_to(ROOT)) for path in (ROOT / "docs" / "pictures").iterdir()}
     assert broken_links(pages, others) == []
     control = {"docs/a.md": "# One two\n[b](b.md) [c](#one-two) [d](#three) [e](https://example.org)"}
     assert broken_links(control, others) == ["docs/a.md: b.md", "docs/a.md: #three"]

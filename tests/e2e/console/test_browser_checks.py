@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Route
 
+import browser_fixtures
 from browser_fixtures import (
     COLOUR_RULES,
     WatchedPage,
@@ -111,6 +113,19 @@ async def test_a_field_that_keys_do_not_reach_is_reported(browser: Browser, mark
     async with watched_page(browser, ORIGIN) as watched:
         await show(watched, GOOD + markup)
         assert [finding for finding in await unreachable(watched.page) if finding.startswith(problem)]
+
+
+async def test_a_missing_browser_is_a_reason_to_skip_and_a_failure_in_ci(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(browser_fixtures, "UNPACKED", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CI", raising=False)
+    with pytest.raises(pytest.skip.Exception, match=r"no Chromium was found: .*dev\.py test"):
+        browser_fixtures.chromium_path()
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="no Chromium was found"):
+        browser_fixtures.chromium_path()
 
 
 async def test_each_string_of_the_corpus_is_seen_where_a_page_does_not_escape_it(browser: Browser) -> None:
