@@ -126,9 +126,9 @@ def test(arguments: list[str]) -> int:
         return run("-m", "pytest", *arguments)
     if code := lint():
         return code
-    # Four workers for two cores: many tests wait for a clock, a lease or a killed server. By file, in the order of the
+    # Three workers for two cores: many tests wait for a clock, a lease or a killed server. By file, in the order of the
     # folders: the long tests of e2e/ and fault/ first, and the servers of a file started once.
-    parallel = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
+    parallel = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
     # compiled test files are kept, also where the user turned that off: compiling them takes 10 s in every worker
     code = run("-m", "pytest", *parallel, f"--junit-xml={RESULTS}", PYTHONDONTWRITEBYTECODE="")
     say(f"results of each test: {RESULTS}")

@@ -44,7 +44,7 @@ pytestmark = pytest.mark.fault
 
 LOOPBACK = UrlRules(allow=(parse_allow("127.0.0.0/8:*"),))
 MEMORY_BYTES = 20 * 2**20
-CONNECT_S, TOTAL_S = 0.4, 0.8
+CONNECT_S, TOTAL_S = 0.8, 1.4
 
 # What one attempt comes to, by receiver; those with a choice depend on what the client had parsed by then.
 OUTCOMES: dict[str, set[int | str]] = {
