@@ -206,13 +206,16 @@ def _parts(settings: Settings, found: Snapshot) -> Iterator[Fact | Rows]:
     )
     if facts.nodes:
         yield Rows.of(
-            ("node", "of", "circuit", "since", "blocks at once", "requests/s"),
+            ("node", "of", "circuit", "since", "behind", "p50", "p95", "blocks at once", "requests/s"),
             [
                 (
                     n.name,
                     n.upstream,
                     n.state,
                     _at(n.since),
+                    n.behind,
+                    _duration(n.latency_p50_s),
+                    _duration(n.latency_p95_s),
                     n.log_range,
                     None if n.requests_per_s is None else f"{n.requests_per_s:.1f}",
                 )
@@ -264,6 +267,12 @@ def _orphans(facts: overview.Overview) -> Iterator[Fact]:
     for orphan in facts.orphaned:
         sent = f"delivered to {orphan.delivered} webhooks"
         yield Fact("orphaned", f"{orphan.event_id} ({orphan.account_id}) since {_at(orphan.orphaned_at)}, {sent}")
+
+
+def _duration(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def _at(moment: datetime) -> str:
