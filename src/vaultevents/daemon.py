@@ -21,7 +21,7 @@ from vaultevents.api.limits import AccountShares, Rate, Shares
 from vaultevents.api.server import ServerOptions, bind, url_of
 from vaultevents.api.server import serve as answer
 from vaultevents.chain.execution.client import ExecutionChain
-from vaultevents.config import Settings
+from vaultevents.config import CHAIN_IDS, Settings
 from vaultevents.console.app import build as build_console
 from vaultevents.console.checks import Check, CheckRunner
 from vaultevents.console.context import ConsoleContext
@@ -50,7 +50,7 @@ from vaultevents.wiring.database import Store, disks, open_hash_key, open_store,
 from vaultevents.wiring.delivery import check_authority, operator_webhook, proxy, url_rules
 from vaultevents.wiring.node_state import keep_node_state
 from vaultevents.wiring.process_memory import tune_memory
-from vaultevents.wiring.safe_block import SafeBlock
+from vaultevents.wiring.safe_block import READ_EVERY_DEVNET_S, READ_EVERY_S, SafeBlock
 from vaultevents.wiring.sources import (
     AUDIT_OFF,
     head_policy,
@@ -135,7 +135,7 @@ async def serve(
             group.create_task(_observe(settings, store, clock, scraped, readiness, drained)) if scraped else None
         )
         reading = clock if chain_clock is None else chain_clock
-        safe = SafeBlock()
+        safe = SafeBlock(READ_EVERY_S if settings.network in CHAIN_IDS else READ_EVERY_DEVNET_S)
         watching = (
             group.create_task(_watch(settings, store, reading, on_advance, readiness, safe))
             if "watch" in only

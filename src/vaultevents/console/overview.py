@@ -113,7 +113,7 @@ def marks(
     """
     places = {f"head ({head})": heads["logs"]} if "logs" in heads else {}
     if safe is not None:
-        places["safe"] = safe
+        places["safe"] = safe if finalized is None else max(safe, finalized)  # which is safe, and read more often
     if finalized is not None:
         places["finalized"] = finalized
     for cursor in cursors:

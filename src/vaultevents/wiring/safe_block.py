@@ -15,6 +15,8 @@ from vaultevents.chain.execution.client import ExecutionChain
 from vaultevents.core.errors import SourceUnavailable, WrongNetwork
 
 READ_EVERY_S: Final = 60.0
+"""On public networks it moves once an epoch, which lasts 384 s."""
+READ_EVERY_DEVNET_S: Final = 2.0
 KNOWN_S: Final = 120.0
 """An older number is not shown."""
 
