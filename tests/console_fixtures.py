@@ -17,6 +17,7 @@ from store_factories import KEY
 from vaultevents import config
 from vaultevents.api.server import bind, serve, url_of
 from vaultevents.console.app import build
+from vaultevents.console.checks import Check, CheckRunner
 from vaultevents.console.context import ConsoleContext
 from vaultevents.console.sessions import new_link
 from vaultevents.daemon import console_options
@@ -105,17 +106,22 @@ class ConsoleServer:
 
 
 @asynccontextmanager
-async def running_console(database: Database, **values: Any) -> AsyncIterator[ConsoleServer]:
+async def running_console(
+    database: Database, *, check: Check | None = None, safe_block: int | None = None, **values: Any
+) -> AsyncIterator[ConsoleServer]:
     """The console as the daemon builds it, on a free port of loopback; `values` are further settings."""
     console = {"port": 0, **values.pop("console", {})}
     settings = config.given({"network": "devnet", "chain_id": 1337, "console": console, **values}, "test")
     options, stop = console_options(settings), asyncio.Event()
     listener = bind(options)
     url = url_of(listener, options)
-    context = ConsoleContext(database, settings, KEY, time.time, stop)
+    runner = None if check is None else CheckRunner(check, settings, time.time)
+    context = ConsoleContext(database, settings, KEY, time.time, stop, runner, lambda: safe_block)
     serving = asyncio.create_task(serve(build(context), listener, options, time.time, stop))
     try:
         yield ConsoleServer(url, context)
     finally:
         stop.set()
         await serving
+        if runner is not None:
+            await runner.close()

@@ -13,6 +13,7 @@ import pytest
 
 from command_line import Place, place
 from console_fixtures import Browser
+from timeouts import until_true
 from vaultevents.devnet.simulation import Simulation
 from vaultevents.store.postgres.embedded import ServerAddress
 
@@ -50,9 +51,19 @@ async def test_a_link_opens_the_console_of_the_service(here: Place) -> None:
         overview = await browser.get("/")
         assert "Overview of devnet" in overview.words
         assert "head (finalized)" in overview.words  # this process watches
-    ended = await running.end()
+        assert (await browser.submit("/configuration/check", {})).status == 303
+        await until_true(lambda: shows(browser, "/configuration", "Checked at"))
+        words = (await browser.get("/configuration")).words
+        assert f"127.0.0.1 port {port} is served by a vaultevents that runs" in words
+        await until_true(lambda: shows(browser, "/", "safe"))  # read since the overview was opened
+        assert (await browser.submit("/configuration/check", {})).status == 303
+    ended = await running.end()  # which ends the second check
     assert ended.code == 0
     assert code not in ended.stderr
+
+
+async def shows(browser: Browser, path: str, text: str) -> bool:
+    return text in (await browser.get(path)).words
 
 
 async def test_what_has_no_console_prints_no_link(here: Place) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from vaultevents.config import Settings
+from vaultevents.console.checks import CheckRunner
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.sealing import MasterKey
 from vaultevents.store.pool import Database
@@ -18,15 +19,25 @@ ANSWERS_WITHIN_S: Final = 4.0
 T = TypeVar("T")
 
 
+def _not_known() -> int | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class ConsoleContext:
-    """The console of one process. `stop` ends the streams of live pages, so that a shutdown waits for none."""
+    """The console of one process. `stop` ends the streams of live pages, so that a shutdown waits for none.
+
+    `check` runs `vaultevents check`; None where that is not offered. `safe_block` returns the number of the safe block
+    where this process knows it.
+    """
 
     database: Database
     settings: Settings
     key: MasterKey
     now_s: Callable[[], float]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+    check: CheckRunner | None = None
+    safe_block: Callable[[], int | None] = _not_known
 
 
 async def in_time(reading: Awaitable[T]) -> T:
