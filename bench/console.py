@@ -33,7 +33,7 @@ from vaultevents.store.postgres.embedded import EmbeddedPostgres
 
 EVENTS, ACCOUNTS, WEBHOOKS_EACH = 3_000_000, 20, 5
 TO_EACH = 2  # deliveries of one event
-ROUNDS = 20
+ROUNDS = 40
 GOAL_MS, STATUS_GOAL_S = 300.0, 1.0
 
 # Rows are laid down without their references, which are right: checking them takes longer than all the rest.

@@ -99,11 +99,24 @@ class PlanCheckingConnection:
     async def _explain(self, query: str, *arguments: object) -> None:
         """Look at the plan for these arguments, and at the one for any arguments, which the server may come to use."""
         self.statements += 1
-        for mode in ("force_custom_plan", "force_generic_plan"):
-            await self._connection.execute(f"set local plan_cache_mode = {mode}")
-            (top,) = json.loads(await self._connection.fetchval(f"explain (format json) {query}", *arguments))
+        for mode, explained, given in (
+            ("custom", query, arguments),
+            # prepared by name: the server plans what an EXPLAIN with parameters explains for just these
+            ("generic", f"execute explained{await self._prepare(query)}", ()),
+        ):
+            await self._connection.execute(f"set local plan_cache_mode = force_{mode}_plan")
+            (top,) = json.loads(await self._connection.fetchval(f"explain (format json) {explained}", *given))
             self.sequential += [f"{mode}: {name}: {query}" for name in sequential_scans(top["Plan"])]
             self.sorted += [f"{mode}: {name}: {query}" for name in sorted_scans(top["Plan"])]
+        await self._connection.execute("deallocate explained; set local plan_cache_mode = default")
+
+    async def _prepare(self, query: str) -> str:
+        """Prepare a statement by the name `explained`; the list of arguments for its execution."""
+        await self._connection.execute(f"prepare explained as {query}")
+        number = await self._connection.fetchval(
+            "select cardinality(parameter_types) from pg_prepared_statements where name = 'explained'"
+        )
+        return f"({', '.join(['null'] * number)})" if number else ""
 
 
 def sorted_scans(plan: dict[str, Any], below_sort: bool = False) -> Iterator[str]:

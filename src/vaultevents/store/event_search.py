@@ -193,12 +193,13 @@ async def _of_block(connection: Connection, wanted: EventFilter, before: int | N
     return _page(rows, limit)
 
 
-# The rows of a block lie in few ranges of the index by blocks; sorted afterwards, lest the plan walks all by number.
+# The index by blocks alone finds the rows, lest a plan for any arguments reads the whole index by time besides; they
+# are tested and sorted afterwards.
 _OF_BLOCK = f"""
 with found as materialized (
-    select {_COLUMNS} from events e where e.block_number = $7::bigint and e.seq < $8 and {_MATCHES}
+    select {_COLUMNS} from events e where e.block_number = $7::bigint
 )
-select * from found order by seq desc limit $9
+select * from found e where e.seq < $8 and {_MATCHES} order by e.seq desc limit $9
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,7 +27,7 @@ from vaultevents.core.units import Hash32, Pubkey, ValidatorIndex, hex_text
 from vaultevents.core.validators import FAR_FUTURE_EPOCH as FAR
 from vaultevents.core.validators import ValidatorRecord
 from vaultevents.store import event_search, vault_overview, webhook_search
-from vaultevents.store.event_search import EventFilter, EventPage
+from vaultevents.store.event_search import END, EventFilter, EventPage
 from vaultevents.store.history import DeliveryState
 from vaultevents.store.pool import Database
 from vaultevents.store.postgres.embedded import ServerAddress
@@ -132,6 +133,31 @@ async def test_an_id_is_found_at_once_and_a_beginning_by_looking(many: Database,
     found, _ = await every_page(many, EventFilter(id=f"withdrawal_claimed_{account_id}_39"))
     assert [block for block in found if block is not None and block < 1000] == [390]
     assert (await every_page(many, EventFilter(id="<script>")))[0] == []
+
+
+async def rows_read(connection: Connection, statement: str, *arguments: str) -> float:
+    """The most rows that a node of the plan for any arguments reads, executed with these."""
+    await connection.execute(f"prepare wanted as {statement}; set local plan_cache_mode = force_generic_plan")
+    (top,) = json.loads(
+        await connection.fetchval(f"explain (analyze, format json) execute wanted ({', '.join(arguments)})")
+    )
+    await connection.execute("deallocate wanted")
+    plans, most = [top["Plan"]], 0.0
+    while plans:
+        plan = plans.pop()
+        most = max(most, plan["Actual Rows"] * plan["Actual Loops"])
+        plans += plan.get("Plans", ())
+    return most
+
+
+async def test_a_block_is_found_by_its_index_alone(many: Database) -> None:
+    """The server comes to use one plan for all arguments, which must not read the whole index by time besides."""
+    arguments = ("null", "null", "null", str(-END), str(END), "null", "77", str(END), "51")
+    both = f"select * from events e where e.block_number = $7 and e.seq < $8 and {event_search._MATCHES} limit $9"
+    async with many.transaction() as connection:
+        assert await rows_read(connection, event_search._OF_BLOCK, *arguments) < LOUD / 2
+        await connection.execute("set local enable_seqscan = off; set local enable_indexscan = off")
+        assert await rows_read(connection, both, *arguments) >= LOUD, "a plan that reads both indexes is caught"
 
 
 async def test_a_block_is_found_by_its_index(many: Database) -> None:
