@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,8 +29,10 @@ from vaultevents.console.links import account_url, event_url, vault_url, webhook
 from vaultevents.console.sessions import new_link
 from vaultevents.daemon import console_options
 from vaultevents.store import status
+from vaultevents.store.clock import ServiceClock
 from vaultevents.store.pool import Database, open_database
 from vaultevents.store.postgres.embedded import EmbeddedPostgres
+from vaultevents.wiring.sources import open_sources
 
 EVENTS, ACCOUNTS, WEBHOOKS_EACH = 3_000_000, 20, 5
 TO_EACH = 2  # deliveries of one event
@@ -167,7 +170,8 @@ async def _visit(database: Database, paths: dict[str, str]) -> dict[str, list[fl
     options, stop = console_options(settings), asyncio.Event()
     listener = bind(options)
     url = url_of(listener, options)
-    context = ConsoleContext(database, settings, KEY, time.time, stop)
+    sources = partial(open_sources, settings, database, ServiceClock(await database.now()))
+    context = ConsoleContext(database, settings, KEY, time.time, sources, stop)
     serving = asyncio.create_task(serve(build(context), listener, options, time.time, stop))
     took_ms: dict[str, list[float]] = {name: [] for name in paths}
     async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:

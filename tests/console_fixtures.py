@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -20,7 +21,9 @@ from vaultevents.console.app import build
 from vaultevents.console.context import ConsoleContext
 from vaultevents.console.sessions import new_link
 from vaultevents.daemon import console_options
+from vaultevents.store.clock import ServiceClock
 from vaultevents.store.pool import Database
+from vaultevents.wiring.sources import open_sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,8 @@ async def running_console(database: Database, **values: Any) -> AsyncIterator[Co
     options, stop = console_options(settings), asyncio.Event()
     listener = bind(options)
     url = url_of(listener, options)
-    context = ConsoleContext(database, settings, KEY, time.time, stop)
+    sources = partial(open_sources, settings, database, ServiceClock(await database.now()), without_beacon=True)
+    context = ConsoleContext(database, settings, KEY, time.time, sources, stop)
     serving = asyncio.create_task(serve(build(context), listener, options, time.time, stop))
     try:
         yield ConsoleServer(url, context)

@@ -22,6 +22,7 @@ from store_factories import (
     vault,
     webhook,
 )
+from vaultevents.config import Settings
 from vaultevents.core.timing import Timing
 from vaultevents.store.deliveries import Delivery, Settlement, settle
 from vaultevents.store.outbox import Outbox
@@ -41,6 +42,7 @@ class Operator:
 
     database: Database
     browser: Browser
+    settings: Settings
 
     async def read(self, path: str, status: int = 200) -> Answer:
         """Load a page and check that it is one of the console, in which nothing of a customer is markup."""
@@ -80,10 +82,10 @@ def injected(page: Any) -> list[str]:
 
 
 @asynccontextmanager
-async def operator(database: Database) -> AsyncIterator[Operator]:
-    """Run the console of a database and log in."""
-    async with running_console(database) as console, console.browser() as browser:
-        yield Operator(database, browser)
+async def operator(database: Database, **settings: Any) -> AsyncIterator[Operator]:
+    """Run the console of a database and log in; `settings` are further ones."""
+    async with running_console(database, **settings) as console, console.browser() as browser:
+        yield Operator(database, browser, console.context.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class Sample:
 
 
 @asynccontextmanager
-async def sample(server: ServerAddress) -> AsyncIterator[Sample]:
+async def sample(server: ServerAddress, **settings: Any) -> AsyncIterator[Sample]:
     """Two fundings and a claim, each delivered to one webhook and refused by the other with markup."""
     async with own_database(server) as database:
         await account(database)
@@ -107,7 +109,7 @@ async def sample(server: ServerAddress) -> AsyncIterator[Sample]:
         sound = await webhook(database, url="https://sound.example/hook", event_types=["funding_received"])
         await commit(outbox, funding(1), funding(2), claimed(7, amount_wei=2 * 10**18))
         await settle(database, [_answered(delivery, failing.id) for delivery in (await take(database)).deliveries])
-        async with operator(database) as found:
+        async with operator(database, **settings) as found:
             yield Sample(found, outbox, failing, sound)
 
 

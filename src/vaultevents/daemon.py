@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import structlog
@@ -152,7 +153,7 @@ async def serve(
         showing: asyncio.Task[None] | None = None
         if console is not None:
             urls["console"] = url_of(console, console_options(settings))
-            showing = group.create_task(_show(settings, store, clock, console, urls["console"], stop))
+            showing = group.create_task(_show(settings, store, clock, reading, console, urls["console"], stop))
         if watching is not None and settings.retention.keep_days:  # one process watches, many may dispatch
             keepers.append(group.create_task(_prune(store.database, timedelta(days=settings.retention.keep_days))))
         if watching is not None:
@@ -440,10 +441,25 @@ def console_options(settings: Settings) -> ServerOptions:
 
 
 async def _show(
-    settings: Settings, store: Store, clock: ServiceClock, listener: socket.socket, url: str, stop: asyncio.Event
+    settings: Settings,
+    store: Store,
+    clock: ServiceClock,
+    chain_clock: ServiceClock,
+    listener: socket.socket,
+    url: str,
+    stop: asyncio.Event,
 ) -> None:
     """Serve the console."""
-    context = ConsoleContext(store.database, settings, store.key, lambda: clock.now().timestamp(), stop)
+    sources = partial(open_sources, settings, store.database, chain_clock, without_beacon=True)
+    context = ConsoleContext(
+        store.database,
+        settings,
+        store.key,
+        lambda: clock.now().timestamp(),
+        sources,
+        stop,
+        lambda: (clock.now() - chain_clock.now()).total_seconds(),
+    )
     log.info("console_listens", url=url, advice="'vaultevents console' prints a link to log in")
     await answer(build_console(context), listener, console_options(settings), context.now_s, stop)
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from vaultevents.config import Settings
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.sealing import MasterKey
 from vaultevents.store.pool import Database
+
+if TYPE_CHECKING:  # a command that makes a link needs no nodes
+    from vaultevents.wiring.sources import Sources
 
 ANSWERS_WITHIN_S: Final = 4.0
 """A database that is slower counts as away: a browser shows that instead of waiting."""
@@ -20,13 +24,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ConsoleContext:
-    """The console of one process. `stop` ends the streams of live pages, so that a shutdown waits for none."""
+    """The console of one process.
+
+    `sources` opens the nodes that the settings name, for a replay or a backfill. `stop` ends the streams of live pages,
+    so that a shutdown waits for none. `chain_behind_s` is how far the clock of a simulated chain is behind.
+    """
 
     database: Database
     settings: Settings
     key: MasterKey
     now_s: Callable[[], float]
+    sources: Callable[[], AbstractAsyncContextManager[Sources]]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+    chain_behind_s: Callable[[], float] = float
 
 
 async def in_time(reading: Awaitable[T]) -> T:

@@ -36,6 +36,14 @@ def choice(fields: Mapping[str, str], name: str, choices: Collection[str]) -> st
     return value
 
 
+def chosen(fields: Mapping[str, str], name: str, choices: Collection[str]) -> list[str]:
+    """Return the choices whose boxes, named `name.choice`, are checked; all of them where none is."""
+    given = {field.removeprefix(f"{name}.") for field in fields if field.startswith(f"{name}.")}
+    if unknown := given - set(choices):
+        raise InputError(f"'{min(unknown)}' cannot be '{name}': choose some of {', '.join(choices)}")
+    return [value for value in choices if not given or value in given]
+
+
 def number(fields: Mapping[str, str], name: str) -> int | None:
     """Return a number from 0 on; None for none."""
     value = text(fields, name)
