@@ -50,6 +50,10 @@ async def test_a_link_opens_the_console_of_the_service(here: Place) -> None:
         overview = await browser.get("/")
         assert "Overview of devnet" in overview.words
         assert "head (finalized)" in overview.words  # this process watches
+    acts = (await here.run("audit", "log", "--action", "console", "--json")).ok()
+    assert [entry["action"] for entry in acts.json["entries"]] == ["console.login", "console.link"]
+    assert all(entry["actor"].startswith("cli:") for entry in acts.json["entries"]), "who made the link"
+    assert code not in acts.stdout
     ended = await running.end()
     assert ended.code == 0
     assert code not in ended.stderr
