@@ -108,14 +108,17 @@ class ConsoleServer:
 
 
 @asynccontextmanager
-async def running_console(database: Database, **values: Any) -> AsyncIterator[ConsoleServer]:
+async def running_console(
+    database: Database, chain_clock: ServiceClock | None = None, **values: Any
+) -> AsyncIterator[ConsoleServer]:
     """The console as the daemon builds it, on a free port of loopback; `values` are further settings."""
     console = {"port": 0, **values.pop("console", {})}
     settings = config.given({"network": "devnet", "chain_id": 1337, "console": console, **values}, "test")
     options, stop = console_options(settings), asyncio.Event()
     listener = bind(options)
     url = url_of(listener, options)
-    sources = partial(open_sources, settings, database, ServiceClock(await database.now()), without_beacon=True)
+    clock = chain_clock or ServiceClock(await database.now())
+    sources = partial(open_sources, settings, database, clock, without_beacon=True)
     context = ConsoleContext(database, settings, KEY, time.time, sources, stop)
     serving = asyncio.create_task(serve(build(context), listener, options, time.time, stop))
     try:

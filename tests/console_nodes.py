@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ from simulation_fixtures import register
 from store_factories import change
 from vaultevents.core.units import hex_text
 from vaultevents.devnet.beaconapi import BeaconServer
-from vaultevents.devnet.chain import Chain
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.simulation import Simulation
 from vaultevents.store import cursors
+from vaultevents.store.clock import SimulatedClock
 from vaultevents.store.pool import Connection, Database
 
 SLOTS_PER_EPOCH = 8
@@ -23,11 +22,11 @@ SLOTS_PER_EPOCH = 8
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Nodes of a simulation that run, and the settings that name them."""
+    """Nodes of a simulation that run, the settings that name them, and the clock of their chain."""
 
     simulation: Simulation
-    execution: ExecutionServer
     settings: dict[str, Any]
+    clock: SimulatedClock
 
     @property
     def final(self) -> int:
@@ -45,14 +44,14 @@ class Nodes:
 
 @asynccontextmanager
 async def running_nodes(blocks: int, events: int) -> AsyncIterator[Nodes]:
-    """Nodes of a chain with slots of a second, whose clock is about ours."""
-    chain = Chain(7, genesis_time_s=int(time.time()) - 2 * blocks, seconds_per_slot=1)
-    simulation = Simulation(7, chain=chain, validators=11, slots_per_epoch=SLOTS_PER_EPOCH)
+    """Nodes of a chain that has some blocks."""
+    simulation = Simulation(7, validators=11, slots_per_epoch=SLOTS_PER_EPOCH)
     simulation.history(blocks, events)
-    execution, beacon = ExecutionServer(chain), BeaconServer(simulation.beacon)
+    execution, beacon = ExecutionServer(simulation.chain), BeaconServer(simulation.beacon)
     urls = {"execution": await execution.start(), "beacon": await beacon.start()}
     try:
-        yield Nodes(simulation, execution, {name: {"urls": [url]} for name, url in urls.items()})
+        settings = {name: {"urls": [url]} for name, url in urls.items()}
+        yield Nodes(simulation, settings, SimulatedClock(lambda: simulation.chain.head.timestamp_s))
     finally:
         await execution.stop()
         await beacon.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from aiohttp import ClientResponse
@@ -68,7 +69,7 @@ async def fill(database: Database) -> None:
 
 
 async def test_every_page_is_valid_with_and_without_data(database: Database) -> None:
-    settings = {
+    settings: dict[str, Any] = {
         "execution": {"urls": ["https://user:hidden1@node.example/hidden2"]},
         "delivery": {"allow": ["10.0.0.0/8:*"]},
     }

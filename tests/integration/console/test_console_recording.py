@@ -61,7 +61,7 @@ async def scene(postgres18: ServerAddress) -> AsyncIterator[Scene]:
         await commit(outbox, funding(1))
         await change(database, "update cursors set position = $1 where kind = 'live'", READ_UP_TO)
         async with (
-            running_console(database, **nodes.settings) as server,
+            running_console(database, nodes.clock, **nodes.settings) as server,
             server.browser() as browser,
             server.stranger() as stranger,
         ):

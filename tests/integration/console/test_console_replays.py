@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import pytest_asyncio
@@ -17,7 +17,6 @@ from vaultevents.core.audit_chain import AuditEntry
 from vaultevents.core.errors import InputError
 from vaultevents.core.spans import Span
 from vaultevents.store import audit_log, cursors
-from vaultevents.store.clock import ServiceClock
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.postgres.embedded import ServerAddress
 from vaultevents.wiring.replay_range import positions, whole_range
@@ -53,7 +52,7 @@ class Scene:
 async def scene(postgres18: ServerAddress) -> AsyncIterator[Scene]:
     async with running_nodes(BLOCKS, EVENTS) as nodes, own_database(postgres18) as database:
         await read_streams(database, nodes)
-        async with operator(database, **nodes.settings) as found:
+        async with operator(database, nodes) as found:
             yield Scene(found, nodes)
 
 
@@ -86,7 +85,7 @@ async def test_a_range_of_epochs_is_read_again_in_chosen_streams(scene: Scene) -
 async def test_the_conversion_agrees_with_the_chain_in_both_directions(scene: Scene) -> None:
     context, database = scene.nodes, scene.operator.database
     settings = scene.operator.settings
-    async with open_sources(settings, database, ServiceClock(await database.now())) as sources:
+    async with open_sources(settings, database, context.clock) as sources:
         for first, last in ((0, 0), (1, 2), (9, 70)):
             epochs = await positions(sources, "epoch", whole_range("block", first, last))
             assert epochs == Span(context.epoch_of(first), context.epoch_of(last))
@@ -151,12 +150,14 @@ async def test_what_another_replay_is_going_to_read_is_refused(scene: Scene) -> 
 
 async def test_a_node_that_does_not_answer_is_named_and_nothing_is_begun(scene: Scene) -> None:
     fields = {"unit": "block", "first": "20", "last": "60"}
-    async with operator(scene.operator.database, execution={"urls": ["http://127.0.0.1:1"]}) as found:
+    nodes = scene.nodes
+    away = replace(nodes, settings={"execution": {"urls": ["http://127.0.0.1:1"]}})
+    async with operator(scene.operator.database, away) as found:
         assert "A node does not answer" in (await found.submit("/replay", fields, 503)).words
     async with operator(scene.operator.database) as found:
         assert "execution.urls is empty" in (await found.submit("/replay", fields, 400)).words
-    without_beacon = {"execution": scene.nodes.settings["execution"]}
-    async with operator(scene.operator.database, **without_beacon) as found:
+    without_beacon = replace(nodes, settings={"execution": nodes.settings["execution"]})
+    async with operator(scene.operator.database, without_beacon) as found:
         assert "name a node in beacon.urls" in (await found.submit("/replay", fields, 400)).words
         await found.submit("/replay", {**fields, "stream.logs": "1"})
     assert await scene.open_spans("logs") == [Span(20, 60)]
@@ -209,7 +210,7 @@ async def test_what_was_missing_is_stored_by_a_replay_and_then_by_a_backfill(sce
         for key, body in scene.nodes.simulation.expected().items()
         if key[1].startswith(("funding_received_", "withdrawal_claimed_"))
     }
-    async with open_sources(scene.operator.settings, database, ServiceClock(await database.now())) as sources:
+    async with open_sources(scene.operator.settings, database, scene.nodes.clock) as sources:
         (logs,) = [stream.source for stream in sources.streams if stream.source.stream == "logs"]
         await scene.operator.submit("/replay", {"unit": "block", "first": "1", "last": "60"})
         await read_to_head(logs, Outbox(database))

@@ -26,7 +26,7 @@ EVENTS = "select id from events order by seq"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def full(postgres18: ServerAddress) -> AsyncIterator[Sample]:
-    async with running_nodes(600, 10) as nodes, sample(postgres18, **nodes.settings) as found:
+    async with running_nodes(600, 10) as nodes, sample(postgres18, nodes) as found:
         yield found
 
 
