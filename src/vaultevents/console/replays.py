@@ -21,7 +21,7 @@ from vaultevents.console.rendering import render
 from vaultevents.core.errors import InputError, SourceUnavailable
 from vaultevents.core.spans import Span
 from vaultevents.store import cursors, vault_overview
-from vaultevents.store.cursors import StreamState
+from vaultevents.store.cursors import StreamState, Unit
 from vaultevents.store.vault_overview import VaultRow
 from vaultevents.wiring.replay_range import (
     Estimates,
@@ -39,7 +39,7 @@ ASKED_WITHIN_S: Final = 20.0
 SAMPLED_WITHIN_S: Final = 8.0
 """So long samples are read for an estimate; a stream without one by then is named."""
 
-UNITS: Final = ("block", "epoch")
+UNITS: Final[tuple[Unit, ...]] = ("block", "epoch")
 RANGE: Final = ("unit", "first", "last")
 
 Fields = Mapping[str, str]
@@ -142,7 +142,7 @@ def _range(given: Fields) -> Range:
     if unit is None:
         raise InputError("'unit' is missing: choose blocks or epochs")
     first, last = fields.required_number(given, "first"), fields.required_number(given, "last")
-    return whole_range("epoch" if unit == "epoch" else "block", first, last)
+    return whole_range(unit, first, last)
 
 
 def _first_block(given: Fields, vault: VaultRow) -> int:

@@ -17,8 +17,8 @@ from vaultevents.store.pool import Connection, Record
 from vaultevents.store.webhooks import UNTIL_ENABLED
 
 WebhookState = Literal["on", "failing", "parked", "paused", "off", "deleted"]
-WEBHOOK_STATES: Final = get_args(WebhookState)
-DELIVERY_STATES: Final = get_args(DeliveryState)
+WEBHOOK_STATES: Final[tuple[WebhookState, ...]] = get_args(WebhookState)
+DELIVERY_STATES: Final[tuple[DeliveryState, ...]] = get_args(DeliveryState)
 
 PENDING_COUNTED: Final = 1000
 LOOKED_AT: Final = 20_000
