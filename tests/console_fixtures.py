@@ -109,7 +109,7 @@ class ConsoleServer:
 
 @asynccontextmanager
 async def running_console(
-    database: Database, chain_clock: ServiceClock | None = None, **values: Any
+    database: Database, *, chain_clock: ServiceClock | None = None, **values: Any
 ) -> AsyncIterator[ConsoleServer]:
     """The console as the daemon builds it, on a free port of loopback; `values` are further settings."""
     console = {"port": 0, **values.pop("console", {})}
@@ -119,7 +119,7 @@ async def running_console(
     url = url_of(listener, options)
     clock = chain_clock or ServiceClock(await database.now())
     sources = partial(open_sources, settings, database, clock, without_beacon=True)
-    context = ConsoleContext(database, settings, KEY, time.time, sources, stop)
+    context = ConsoleContext(database, settings, KEY, time.time, stop, sources=sources)
     serving = asyncio.create_task(serve(build(context), listener, options, time.time, stop))
     try:
         yield ConsoleServer(url, context)

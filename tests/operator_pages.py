@@ -86,7 +86,7 @@ def injected(page: Any) -> list[str]:
 async def operator(database: Database, nodes: Nodes | None = None) -> AsyncIterator[Operator]:
     """Run the console of a database, over `nodes` if there are some, and log in."""
     clock, settings = (None, {}) if nodes is None else (nodes.clock, nodes.settings)
-    async with running_console(database, clock, **settings) as console, console.browser() as browser:
+    async with running_console(database, chain_clock=clock, **settings) as console, console.browser() as browser:
         yield Operator(database, browser, console.context.settings)
 
 

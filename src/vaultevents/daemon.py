@@ -456,9 +456,9 @@ async def _show(
         settings,
         store.key,
         lambda: clock.now().timestamp(),
-        sources,
         stop,
-        lambda: (clock.now() - chain_clock.now()).total_seconds(),
+        sources=sources,
+        chain_behind_s=lambda: (clock.now() - chain_clock.now()).total_seconds(),
     )
     log.info("console_listens", url=url, advice="'vaultevents console' prints a link to log in")
     await answer(build_console(context), listener, console_options(settings), context.now_s, stop)

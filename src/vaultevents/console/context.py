@@ -34,9 +34,9 @@ class ConsoleContext:
     settings: Settings
     key: MasterKey
     now_s: Callable[[], float]
-    sources: Callable[[], AbstractAsyncContextManager[Sources]]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
-    chain_behind_s: Callable[[], float] = float
+    sources: Callable[[], AbstractAsyncContextManager[Sources]] = field(kw_only=True)
+    chain_behind_s: Callable[[], float] = field(default=float, kw_only=True)
 
 
 async def in_time(reading: Awaitable[T]) -> T:

@@ -210,7 +210,7 @@ async def test_a_replay_and_a_backfill_are_asked_for_and_seen_to_the_end(
     async with running_nodes(120, 60) as nodes, own_database(postgres18) as database:
         await read_streams(database, nodes)
         async with (
-            running_console(database, nodes.clock, **nodes.settings) as server,
+            running_console(database, chain_clock=nodes.clock, **nodes.settings) as server,
             server.context.sources() as sources,
         ):
             logs = next(stream.source for stream in sources.streams if stream.source.stream == "logs")
