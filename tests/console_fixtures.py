@@ -119,7 +119,15 @@ async def running_console(
     url = url_of(listener, options)
     clock = chain_clock or ServiceClock(await database.now())
     sources = partial(open_sources, settings, database, clock, without_beacon=True)
-    context = ConsoleContext(database, settings, KEY, time.time, stop, sources=sources)
+    context = ConsoleContext(
+        database,
+        settings,
+        KEY,
+        time.time,
+        stop,
+        sources=sources,
+        chain_behind_s=lambda: time.time() - clock.now().timestamp(),
+    )
     serving = asyncio.create_task(serve(build(context), listener, options, time.time, stop))
     try:
         yield ConsoleServer(url, context)

@@ -239,6 +239,20 @@ async def test_reports_of_the_range_are_fetched_again(scene: Scene) -> None:
     await change(database, "delete from cursors where stream = 'reports'")
 
 
+async def test_the_age_of_a_report_is_by_the_clock_of_a_simulated_chain(scene: Scene) -> None:
+    """Which begins at a fixed time, so that it repeats exactly."""
+    database, head_s = scene.operator.database, scene.nodes.clock.now_s()
+    await change(database, _RESOLVED, [1000])
+    await change(database, "update reports set block_time_s = $1 where block_number = 1000", head_s)
+    async with operator(database) as by_our_clock:
+        assert "The newest oracle report is" in await by_our_clock.words("/")
+    async with operator(database, scene.nodes) as by_its_clock:
+        assert "The newest oracle report is" not in await by_its_clock.words("/")
+        await change(database, "update reports set block_time_s = $1 where block_number = 1000", head_s - 93_601)
+    async with operator(database, scene.nodes) as by_its_clock:
+        assert "The newest oracle report is" in await by_its_clock.words("/")
+
+
 _RESOLVED = """
 insert into reports (block_number, block_time_s, tx_hash, log_index, oracle, report_timestamp, ref_slot, root, cid,
     state, vaults, resolved_at)
