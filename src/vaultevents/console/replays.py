@@ -196,11 +196,15 @@ async def _states(context: ConsoleContext) -> list[StreamState]:
 async def _vault(context: ConsoleContext, request: Request) -> VaultRow:
     """Return the vault of the path. Raises the error of a page that is not there."""
     account_id, vault_id = (fields.path_text(request, name) for name in ("account_id", "vault_id"))
-    async with context.database.transaction() as connection:
-        found = await in_time(vault_overview.vault(connection, account_id, vault_id))
+    found = await in_time(_read_vault(context, account_id, vault_id))
     if found is None:
         raise HTTPException(404)
     return found
+
+
+async def _read_vault(context: ConsoleContext, account_id: str, vault_id: str) -> VaultRow | None:
+    async with context.database.transaction() as connection:
+        return await vault_overview.vault(connection, account_id, vault_id)
 
 
 @asynccontextmanager
