@@ -121,6 +121,7 @@ class Api:
     clock: Clock
     desk: ApiContext
     session: aiohttp.ClientSession
+    ring: apikeys.KeyRing
 
     async def customer(
         self,
@@ -252,10 +253,11 @@ async def running_api(
     options = options or ServerOptions(port=0)
     listener, stop = bind(options), asyncio.Event()
     url = url_of(listener, options)
-    serving = asyncio.create_task(serve(build(desk, apikeys.KeyRing(database)), listener, options, clock.now_s, stop))
+    ring = apikeys.KeyRing(database)
+    serving = asyncio.create_task(serve(build(desk, ring), listener, options, clock.now_s, stop))
     try:
         async with aiohttp.ClientSession(auto_decompress=False) as session:
-            yield Api(url, database, clock, desk, session)
+            yield Api(url, database, clock, desk, session, ring)
     finally:
         stop.set()
         await serving

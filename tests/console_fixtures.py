@@ -18,6 +18,7 @@ from store_factories import KEY
 from vaultevents import config
 from vaultevents.api.server import bind, serve, url_of
 from vaultevents.console.app import build
+from vaultevents.console.checks import Check, CheckRunner
 from vaultevents.console.context import ConsoleContext
 from vaultevents.console.sessions import new_link
 from vaultevents.daemon import console_options
@@ -109,7 +110,12 @@ class ConsoleServer:
 
 @asynccontextmanager
 async def running_console(
-    database: Database, *, chain_clock: ServiceClock | None = None, **values: Any
+    database: Database,
+    *,
+    check: Check | None = None,
+    safe_block: int | None = None,
+    chain_clock: ServiceClock | None = None,
+    **values: Any,
 ) -> AsyncIterator[ConsoleServer]:
     """The console as the daemon builds it, on a free port of loopback; `values` are further settings."""
     console = {"port": 0, **values.pop("console", {})}
@@ -118,14 +124,16 @@ async def running_console(
     listener = bind(options)
     url = url_of(listener, options)
     clock = chain_clock or ServiceClock(await database.now())
-    sources = partial(open_sources, settings, database, clock, without_beacon=True)
+    runner = None if check is None else CheckRunner(check, settings, time.time)
     context = ConsoleContext(
         database,
         settings,
         KEY,
         time.time,
         stop,
-        sources=sources,
+        runner,
+        lambda: safe_block,
+        sources=partial(open_sources, settings, database, clock, without_beacon=True),
         chain_behind_s=lambda: time.time() - clock.now().timestamp(),
     )
     serving = asyncio.create_task(serve(build(context), listener, options, time.time, stop))
@@ -134,3 +142,5 @@ async def running_console(
     finally:
         stop.set()
         await serving
+        if runner is not None:
+            await runner.close()

@@ -108,8 +108,9 @@ select 'key-' || id, id, name, 'read', sha256(convert_to(id, 'UTF8')) from accou
 async def _nodes(database: Database, names: Sequence[str], problem: str | None) -> None:
     await change(
         database,
-        "insert into nodes (upstream, name, state, problem, since)"
-        " select 'execution', t, 'open', coalesce($2, t), db_now() from unnest($1::text[]) t",
+        "insert into nodes (upstream, name, state, problem, since, behind, behind_at, latency_p50_s, latency_p95_s)"
+        " select 'execution', t, 'open', coalesce($2, t), db_now(), 1234, db_now(), 0.04, 12.5"
+        " from unnest($1::text[]) t",
         names,
         problem,
     )

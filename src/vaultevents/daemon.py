@@ -22,8 +22,9 @@ from vaultevents.api.limits import AccountShares, Rate, Shares
 from vaultevents.api.server import ServerOptions, bind, url_of
 from vaultevents.api.server import serve as answer
 from vaultevents.chain.execution.client import ExecutionChain
-from vaultevents.config import Settings
+from vaultevents.config import CHAIN_IDS, Settings
 from vaultevents.console.app import build as build_console
+from vaultevents.console.checks import Check, CheckRunner
 from vaultevents.console.context import ConsoleContext
 from vaultevents.core.actor import SERVICE, acting_as
 from vaultevents.core.errors import ConfigError, DatabaseUnavailable, SourceUnavailable, VaulteventsError
@@ -50,6 +51,7 @@ from vaultevents.wiring.database import Store, disks, open_hash_key, open_store,
 from vaultevents.wiring.delivery import check_authority, operator_webhook, proxy, url_rules
 from vaultevents.wiring.node_state import keep_node_state
 from vaultevents.wiring.process_memory import tune_memory
+from vaultevents.wiring.safe_block import READ_EVERY_DEVNET_S, READ_EVERY_S, SafeBlock
 from vaultevents.wiring.sources import (
     AUDIT_OFF,
     head_policy,
@@ -92,12 +94,13 @@ async def serve(
     observed: bool = True,
     beside: Callable[[Running], Coroutine[Any, Any, None]] | None = None,
     chain_clock: ServiceClock | None = None,
+    check: Check | None = None,
 ) -> None:
     """Runs the chosen workers until `stop` is set, then drains: attempts in flight are finished and settled.
 
     Metrics are served to the end of the drain, unless they are off, and not by a process that is not `observed`.
     `beside` runs beside the workers from when all of them are started, and is cancelled after the drain.
-    `chain_clock` is the time of a simulated chain that is not of now.
+    `chain_clock` is the time of a simulated chain that is not of now. `check` is what the console offers to run.
 
     A span that is being read then is dropped; it is read again at the next start. A `StreamStopped` or a bug in
     one worker ends all of them.
@@ -133,8 +136,11 @@ async def serve(
             group.create_task(_observe(settings, store, clock, scraped, readiness, drained)) if scraped else None
         )
         reading = clock if chain_clock is None else chain_clock
+        safe = SafeBlock(READ_EVERY_S if settings.network in CHAIN_IDS else READ_EVERY_DEVNET_S)
         watching = (
-            group.create_task(_watch(settings, store, reading, on_advance, readiness)) if "watch" in only else None
+            group.create_task(_watch(settings, store, reading, on_advance, readiness, safe))
+            if "watch" in only
+            else None
         )
         dispatching = (
             group.create_task(_dispatch(settings, store, clock, files, readiness, stop)) if "dispatch" in only else None
@@ -153,7 +159,19 @@ async def serve(
         showing: asyncio.Task[None] | None = None
         if console is not None:
             urls["console"] = url_of(console, console_options(settings))
-            showing = group.create_task(_show(settings, store, clock, reading, console, urls["console"], stop))
+            runner = None if check is None else CheckRunner(check, settings, lambda: clock.now().timestamp())
+            context = ConsoleContext(
+                store.database,
+                settings,
+                store.key,
+                lambda: clock.now().timestamp(),
+                stop,
+                runner,
+                safe.number,
+                sources=partial(open_sources, settings, store.database, reading, without_beacon=True),
+                chain_behind_s=lambda: (clock.now() - reading.now()).total_seconds(),
+            )
+            showing = group.create_task(_show(context, console, urls["console"]))
         if watching is not None and settings.retention.keep_days:  # one process watches, many may dispatch
             keepers.append(group.create_task(_prune(store.database, timedelta(days=settings.retention.keep_days))))
         if watching is not None:
@@ -186,6 +204,7 @@ async def _watch(
     clock: ServiceClock,
     on_advance: Callable[[Advanced], None],
     readiness: scraping.Readiness,
+    safe: SafeBlock,
 ) -> None:
     async with AsyncExitStack() as stack:
         # a new context for each try: one can be entered only once
@@ -195,6 +214,7 @@ async def _watch(
         outbox, wakeup = Outbox(store.database), Wakeup()
         async with asyncio.TaskGroup() as group:
             group.create_task(keep_node_state(store.database, opened.pools))
+            group.create_task(safe.follow(opened.chain))
             for stream in opened.streams:
                 per_s = settings.execution.audit_blocks_per_s
                 group.create_task(follow(stream, outbox, on_advance, wakeup, audit_per_s=per_s))
@@ -368,13 +388,17 @@ async def _answer(
     )
     await while_lost(lambda: feed.adopt_restored_events(store.database))
     options = server_options(settings, files.connections)
-    upkeep = asyncio.create_task(_forget(store.database))
+    ring = KeyRing(store.database)
+    upkeep = [asyncio.create_task(work) for work in (_forget(store.database), ring.uses.keep())]
     log.info("api_listens", url=url_of(listener, options))
     readiness.started("api")
     try:
-        await answer(build(desk, KeyRing(store.database)), listener, options, desk.now_s, stop)
+        await answer(build(desk, ring), listener, options, desk.now_s, stop)
     finally:
-        upkeep.cancel()
+        for task in upkeep:
+            task.cancel()
+        await asyncio.gather(*upkeep, return_exceptions=True)
+        await ring.uses.save()
 
 
 def metrics_options(settings: Settings) -> ServerOptions:
@@ -440,28 +464,15 @@ def console_options(settings: Settings) -> ServerOptions:
     )
 
 
-async def _show(
-    settings: Settings,
-    store: Store,
-    clock: ServiceClock,
-    chain_clock: ServiceClock,
-    listener: socket.socket,
-    url: str,
-    stop: asyncio.Event,
-) -> None:
+async def _show(context: ConsoleContext, listener: socket.socket, url: str) -> None:
     """Serve the console."""
-    sources = partial(open_sources, settings, store.database, chain_clock, without_beacon=True)
-    context = ConsoleContext(
-        store.database,
-        settings,
-        store.key,
-        lambda: clock.now().timestamp(),
-        stop,
-        sources=sources,
-        chain_behind_s=lambda: (clock.now() - chain_clock.now()).total_seconds(),
-    )
     log.info("console_listens", url=url, advice="'vaultevents console' prints a link to log in")
-    await answer(build_console(context), listener, console_options(settings), context.now_s, stop)
+    options = console_options(context.settings)
+    try:
+        await answer(build_console(context), listener, options, context.now_s, context.stop)
+    finally:
+        if context.check is not None:
+            await context.check.close()
 
 
 async def _forget(database: Database) -> None:

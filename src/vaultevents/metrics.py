@@ -10,6 +10,8 @@ import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import accumulate, product
 from operator import attrgetter
@@ -185,6 +187,7 @@ class _Head:
     since_s: float
 
 
+_uncounted: ContextVar[bool] = ContextVar("uncounted", default=False)
 _counts: Counter[Key] = Counter()
 _recent: dict[Key, deque[tuple[float, int]]] = {}
 _heads: dict[str, _Head] = {}
@@ -235,25 +238,39 @@ def refusal(code: str) -> None:
     _count(REFUSALS.name, code, 1)
 
 
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Count nothing of what nodes do in this context: a check beside the watcher asks them, too."""
+    token = _uncounted.set(True)
+    try:
+        yield
+    finally:
+        _uncounted.reset(token)
+
+
 def node_failure(kind: str) -> None:
     """Counts what was wrong with a node."""
-    _count(NODE_FAILURES.name, kind, 1)
+    if not _uncounted.get():
+        _count(NODE_FAILURES.name, kind, 1)
 
 
 def rate_limit(upstream: Upstream) -> None:
     """Counts a request that a node refused for its rate."""
-    _counts[RATE_LIMITS.name, upstream] += 1
+    if not _uncounted.get():
+        _counts[RATE_LIMITS.name, upstream] += 1
 
 
 def hedge(winner: Literal["first", "second"]) -> None:
     """Counts a question that was put to a second node, too."""
-    _counts[HEDGES.name, winner] += 1
+    if not _uncounted.get():
+        _counts[HEDGES.name, winner] += 1
 
 
 def blooms(settled: int, unsettled: int) -> None:
     """Counts blocks whose bloom may hold a watched log that no node claims."""
-    _count(BLOOMS.name, "settled", settled)
-    _count(BLOOMS.name, "unsettled", unsettled)
+    if not _uncounted.get():
+        _count(BLOOMS.name, "settled", settled)
+        _count(BLOOMS.name, "unsettled", unsettled)
 
 
 def rewound(stream: str) -> None:
@@ -324,7 +341,8 @@ def head(stream: str, position: int) -> None:
 
 def finalized(block: int) -> None:
     """Takes note of the finalized block."""
-    head(_FINALIZED, block)
+    if not _uncounted.get():
+        head(_FINALIZED, block)
 
 
 def lag(stream: str, position: int) -> int | None:

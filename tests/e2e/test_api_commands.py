@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime
 from functools import cache
 from io import StringIO
 from pathlib import Path
@@ -240,7 +241,9 @@ async def test_the_life_of_a_key(here: Place) -> None:
     assert re.fullmatch(r"vek_[A-Za-z0-9_-]{43}", api_key)
     listed = (await here.run("key", "list", "acme")).ok().stdout
     assert api_key not in listed
-    assert [key_id, "acme", key_id, "read", "anywhere", fingerprint_of(rsa(0))] == listed.splitlines()[1].split()
+    assert [key_id, "acme", key_id, "read", "anywhere", "never", fingerprint_of(rsa(0))] == listed.splitlines()[
+        1
+    ].split()
 
     async with serving(here) as url:
         assert (await asked(here, url, api_key)).ok().json["body"]["apiKey"] == {
@@ -288,6 +291,9 @@ async def test_a_key_for_some_addresses_only(here: Place) -> None:
     async with serving(here) as url:
         (await asked(here, url, ours["apiKey"])).ok()
         assert (await asked(here, url, theirs["apiKey"])).error.startswith("ip_not_allowed: ")
+    first, second = (await here.run("key", "list", "--json")).ok().json["keys"]  # saved when the API had ended
+    assert datetime.fromisoformat(first["lastUsedAt"]) >= datetime.fromisoformat(first["createdAt"])
+    assert second["lastUsedAt"] is None
 
 
 async def test_a_second_factor(here: Place) -> None:

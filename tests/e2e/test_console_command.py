@@ -13,6 +13,7 @@ import pytest
 
 from command_line import Place, place
 from console_fixtures import Browser
+from timeouts import until_true
 from vaultevents.devnet.simulation import Simulation
 from vaultevents.store.postgres.embedded import ServerAddress
 
@@ -53,13 +54,23 @@ async def test_a_link_opens_the_console_of_the_service(here: Place) -> None:
         refused = await browser.submit("/replay", {"unit": "block", "first": "1", "last": "9999"})
         final = here.simulation.chain.finalized_number
         assert f"is not final and complete yet: replay up to {final}" in refused.words  # as the node says
-    acts = (await here.run("audit", "log", "--action", "console", "--json")).ok()
-    assert [entry["action"] for entry in acts.json["entries"]] == ["console.login", "console.link"], "newest first"
-    assert all(entry["actor"].startswith("cli:") for entry in acts.json["entries"]), "who made the link"
-    assert code not in acts.stdout
-    ended = await running.end()
+        acts = (await here.run("audit", "log", "--action", "console", "--json")).ok()
+        assert [entry["action"] for entry in acts.json["entries"]] == ["console.login", "console.link"], "newest first"
+        assert all(entry["actor"].startswith("cli:") for entry in acts.json["entries"]), "who made the link"
+        assert code not in acts.stdout
+        assert (await browser.submit("/configuration/check", {})).status == 303
+        await until_true(lambda: shows(browser, "/configuration", "Checked at"))
+        words = (await browser.get("/configuration")).words
+        assert f"127.0.0.1 port {port} is served by a vaultevents that runs" in words
+        await until_true(lambda: shows(browser, "/", "safe"))  # read since the overview was opened
+        assert (await browser.submit("/configuration/check", {})).status == 303
+    ended = await running.end()  # which ends the second check
     assert ended.code == 0
     assert code not in ended.stderr
+
+
+async def shows(browser: Browser, path: str, text: str) -> bool:
+    return text in (await browser.get(path)).words
 
 
 async def test_what_has_no_console_prints_no_link(here: Place) -> None:

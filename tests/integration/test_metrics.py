@@ -221,6 +221,25 @@ async def test_the_offset_of_the_clocks_is_reported(database: Database) -> None:
     assert "VaulteventsClockOff" not in await raised(database)
 
 
+def test_what_a_check_asks_of_nodes_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_heads", {})
+    counted = (metrics.NODE_FAILURES, metrics.RATE_LIMITS, metrics.HEDGES, metrics.BLOOMS)
+    values = ("node_fault", "execution", "first", "settled")
+
+    def count() -> tuple[list[int], int | None]:
+        metrics.node_failure("node_fault")
+        metrics.rate_limit("execution")
+        metrics.hedge("first")
+        metrics.blooms(1, 1)
+        metrics.finalized(40)
+        return list(map(metrics.total, counted, values)), metrics.finalized_block()
+
+    before = list(map(metrics.total, counted, values))
+    with metrics.uncounted():
+        assert count() == (before, None)
+    assert count() == ([number + 1 for number in before], 40)
+
+
 async def test_what_is_wrong_with_nodes_is_counted_by_its_kind() -> None:
     client = NodeClient(
         "https://node.example#12345678", "execution", Counters(), attempts=1, wait_s=0.0, set_aside_s=1.0

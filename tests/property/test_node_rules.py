@@ -8,15 +8,17 @@ from hypothesis import strategies as st
 
 from vaultevents.chain.upstream.circuit_breaker import LONGEST_PAUSE_S, CircuitBreaker
 from vaultevents.chain.upstream.learned_range import LearnedRange
+from vaultevents.chain.upstream.node_lag import HeadLags
 from vaultevents.chain.upstream.rate_limit import (
     FIRST_LEAST_PER_S,
     LEAST_PER_S,
     LONGEST_HOLD_S,
     QUIET_S,
+    AnswerTimes,
     LatencyEstimate,
     RateLimiter,
 )
-from vaultevents.core.nodes import LogLimit
+from vaultevents.core.nodes import HeadLag, Latency, LogLimit
 
 pytestmark = pytest.mark.property
 
@@ -196,3 +198,50 @@ def test_what_was_refused_for_its_logs_is_tried_again_soon() -> None:
     for _ in range(100):
         size.served(size.blocks)
     assert size.limit == LogLimit(1000, None)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=300))
+def test_half_of_the_last_answers_took_no_longer_than_the_median(took: list[float]) -> None:
+    times = AnswerTimes()
+    assert times.latency is None
+    for seconds in took:
+        times.answered(seconds)
+    last, latency = sorted(took[-AnswerTimes.REMEMBERED :]), times.latency
+    assert latency is not None
+    for share, limit in ((0.5, latency.median_s), (0.95, latency.p95_s)):
+        assert sum(seconds <= limit for seconds in last) >= share * len(last)
+        assert sum(seconds < limit for seconds in last) < share * len(last)
+
+
+def test_percentiles_are_of_answers() -> None:
+    times = AnswerTimes()
+    for milliseconds in range(1, 101):
+        times.answered(milliseconds / 1000)
+    assert times.latency == Latency(0.05, 0.095)
+
+
+def test_a_node_is_behind_the_newest_head_of_its_kind() -> None:
+    lags = HeadLags()
+    assert lags.of("a", 0.0) is None
+    lags.shown("finalized", "a", 100, 1.0)
+    lags.shown("finalized", "b", 96, 2.0)
+    lags.shown("latest-4", "c", 160, 3.0)
+    assert [lags.of(name, 5.0) for name in "abc"] == [HeadLag(0, 4.0), HeadLag(4, 3.0), HeadLag(0, 2.0)]
+    lags.shown("finalized", "a", 132, 6.0)
+    assert lags.of("b", 6.0) == HeadLag(4, 4.0), "what it showed then was that much behind"
+    lags.lacking("finalized", "b", 132, 7.0)
+    assert lags.of("b", 7.0) == HeadLag(36, 0.0)
+    lags.lacking("finalized", "d", 132, 7.0)
+    assert lags.of("d", 7.0) is None, "it has not shown a head"
+    lags.shown("head", "e", 10, 8.0, ahead=7)
+    assert lags.of("e", 8.0) == HeadLag(7, 0.0), "it says so itself"
+
+
+def test_a_false_head_counts_while_its_node_claims_it() -> None:
+    lags = HeadLags()
+    lags.shown("finalized", "false", 10**9, 0.0)
+    lags.shown("finalized", "a", 100, 0.0)
+    assert lags.of("a", 0.0) == HeadLag(10**9 - 100, 0.0)
+    lags.shown("finalized", "false", 101, 1.0)
+    lags.shown("finalized", "a", 101, 1.0)
+    assert lags.of("a", 1.0) == HeadLag(0, 0.0)

@@ -97,7 +97,9 @@ class AuthMiddleware:
         send = _marked(scope, send)
         try:
             if path not in OPEN_PATHS or scope["method"] not in ("GET", "HEAD"):
-                scope["state"]["caller"], body = await self._admit(scope, receive, target)
+                caller, body = await self._admit(scope, receive, target)
+                self._ring.uses.note(caller.key.id, self._now_s())
+                scope["state"]["caller"] = caller
                 scope["state"]["verification"].passed = True
                 receive = _again(body, receive)
         except Problem as problem:

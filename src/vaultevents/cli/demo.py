@@ -23,6 +23,7 @@ from rich.table import Table
 
 from vaultevents import config
 from vaultevents.cli.options import JsonOption
+from vaultevents.cli.service_check import check_beside_service
 from vaultevents.cli.terminal import complete, console, put_json, say, stopping
 from vaultevents.config import Settings
 from vaultevents.console.sessions import new_link
@@ -190,7 +191,9 @@ async def _demo(
     ended, stop = asyncio.Event(), asyncio.Event()
     with stopping(ended):
         async with _stage(directory, seed, console_port) as stage, asyncio.TaskGroup() as group:
-            serving = group.create_task(serve(stage.settings, stop, beside=_put_link, chain_clock=stage.clock))
+            serving = group.create_task(
+                serve(stage.settings, stop, beside=_put_link, chain_clock=stage.clock, check=check_beside_service)
+            )
             await _live(stage, ended, once=once, show=show)
             wanted = await _drained(stage, show)
             show(stage)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, cast, get_args
 
@@ -19,6 +20,7 @@ from vaultevents.core.sealing import Secret, keyed_hash
 from vaultevents.core.webhooks import parse_network
 from vaultevents.store import apikeys
 from vaultevents.store.apikeys import ApiKey, PublicKey, Role
+from vaultevents.store.key_uses import last_uses
 from vaultevents.wiring.database import open_hash_key, open_store
 
 key = typer.Typer(help="Add, list, rotate and revoke the keys of the HTTP API.", no_args_is_help=True)
@@ -91,18 +93,21 @@ def key_list(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the API keys of one account or of all, the revoked ones, too."""
+    """List the API keys of one account or of all, the revoked ones, too.
+
+    When a key was last used is known to the minute.
+    """
     settings = settings_of(config)
     if account is not None:
         check_id(account, "an account id")
 
-    async def work() -> list[ApiKey]:
+    async def work() -> tuple[list[ApiKey], dict[str, datetime]]:
         async with open_store(settings) as store:
-            return await apikeys.list_keys(store.database, account)
+            return await apikeys.list_keys(store.database, account), await last_uses(store.database, account)
 
-    found = complete(work())
+    found, used = complete(work())
     if as_json:
-        put_json({"keys": [_key_json(listed) for listed in found]})
+        put_json({"keys": [{**_key_json(listed), "lastUsedAt": used.get(listed.id)} for listed in found]})
         return
     rows = [
         (
@@ -111,11 +116,12 @@ def key_list(
             listed.name,
             listed.role if listed.revoked_at is None else "revoked",
             "anywhere" if listed.allowed is None else ", ".join(listed.allowed),
+            used[listed.id].isoformat(timespec="minutes") if listed.id in used else "never",
             ", ".join(map(_public_key_text, listed.public_keys)),
         )
         for listed in found
     ]
-    columns = ("key", "account", "name", "role", "from", "public keys")
+    columns = ("key", "account", "name", "role", "from", "last used", "public keys")
     put_table(columns, rows, "no API keys yet: 'vaultevents key add'")
 
 

@@ -14,6 +14,7 @@ from vaultevents.cli.dispatchers import dispatchers, report_counts
 from vaultevents.cli.footer import Footer
 from vaultevents.cli.options import ConfigOption, JsonOption, one_of
 from vaultevents.cli.progress import SpanProgress
+from vaultevents.cli.service_check import check_beside_service
 from vaultevents.cli.settings import settings_of
 from vaultevents.cli.terminal import complete, put_json, stop_at_end_of, stopping
 from vaultevents.cli.totals import Totals
@@ -79,6 +80,7 @@ def run(
                     on_advance=advanced,
                     observed=not while_stdin,
                     beside=None if footer is None else footer.follow,
+                    check=check_beside_service,
                 )
             if reporting is not None:
                 reporting.cancel()

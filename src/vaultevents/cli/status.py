@@ -33,6 +33,7 @@ from vaultevents.core.errors import DatabaseUnavailable, VaulteventsError
 from vaultevents.core.verdict import Condition, Verdict, conditions, verdict
 from vaultevents.store import status as overview
 from vaultevents.store import verdict_facts
+from vaultevents.store.nodes import NodeFacts
 from vaultevents.store.pool import Database
 from vaultevents.wiring.database import disks, open_store
 from vaultevents.wiring.sources import guarantee_of, open_chain, switched_off
@@ -206,13 +207,15 @@ def _parts(settings: Settings, found: Snapshot) -> Iterator[Fact | Rows]:
     )
     if facts.nodes:
         yield Rows.of(
-            ("node", "of", "circuit", "since", "blocks at once", "requests/s"),
+            ("node", "of", "circuit", "since", "behind", "p50/p95", "range", "requests/s"),
             [
                 (
                     n.name,
                     n.upstream,
                     n.state,
                     _at(n.since),
+                    n.behind,
+                    _latency(n),
                     n.log_range,
                     None if n.requests_per_s is None else f"{n.requests_per_s:.1f}",
                 )
@@ -264,6 +267,12 @@ def _orphans(facts: overview.Overview) -> Iterator[Fact]:
     for orphan in facts.orphaned:
         sent = f"delivered to {orphan.delivered} webhooks"
         yield Fact("orphaned", f"{orphan.event_id} ({orphan.account_id}) since {_at(orphan.orphaned_at)}, {sent}")
+
+
+def _latency(node: NodeFacts) -> str | None:
+    if node.latency_p50_s is None or node.latency_p95_s is None:
+        return None
+    return f"{node.latency_p50_s * 1000:.0f}/{node.latency_p95_s * 1000:.0f} ms"
 
 
 def _at(moment: datetime) -> str:

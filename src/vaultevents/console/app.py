@@ -48,7 +48,7 @@ def build(context: ConsoleContext) -> ASGIApp:
         *actions.routes(context),
         *replays.routes(context),
         *configuration.routes(context),
-        stream_route(context, {page.topic: page for page in live_pages}),
+        stream_route(context, {page.topic: page for page in (*live_pages, *configuration.check_changes(context))}),
         *(Route(f"/static/{name}", _static(name, kind)) for name, kind in STATIC.items()),
     ]
     app = Starlette(

@@ -1,23 +1,28 @@
-"""Configuration: every setting with its value and its source; secrets are masked."""
+"""Configuration: every setting with its value and its source, secrets masked; whether all that it names works."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, SecretStr
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from vaultevents.config import Section, Settings
+from vaultevents.console.checks import CheckRunner
 from vaultevents.console.context import ConsoleContext
+from vaultevents.console.live import LivePage
 from vaultevents.console.rendering import render
 from vaultevents.core.environment import ENV_PREFIX
 
+PATH: Final = "/configuration"
+TOPIC: Final = "configuration"
 Source = Literal["default", "file", "environment"]
 
 
@@ -32,13 +37,38 @@ class Setting:
 
 
 def routes(context: ConsoleContext) -> list[Route]:
-    """Return the route of the page `/configuration`."""
+    """Return the routes of the page `/configuration` and of the check that it runs."""
+    check = context.check
     tables = effective(context.settings, os.environ if context.settings.reads_environment else {})
 
     async def show(request: Request) -> Response:
-        return render(request, "configuration.html", tables=tables)
+        if check is None:
+            return render(request, "configuration.html", tables=tables, offers_check=False)
+        return render(request, "configuration.html", live=TOPIC, tables=tables, offers_check=True, **_state_of(check))
 
-    return [Route("/configuration", show)]
+    async def run_check(request: Request) -> Response:
+        if check is None:
+            raise HTTPException(404)
+        check.start()
+        return RedirectResponse(PATH, 303)
+
+    return [Route(PATH, show), Route(f"{PATH}/check", run_check, methods=["POST"])]
+
+
+def check_changes(context: ConsoleContext) -> list[LivePage]:
+    """Return what a stream follows so that the page is loaded again when the check has advanced."""
+    check = context.check
+    if check is None:
+        return []
+
+    async def read() -> Mapping[str, Any]:
+        return _state_of(check)
+
+    return [LivePage(PATH, "Configuration", "check.html", read)]
+
+
+def _state_of(check: CheckRunner) -> dict[str, Any]:
+    return {"progress": check.progress, "result": check.result}
 
 
 def effective(settings: Settings, environment: Mapping[str, str]) -> dict[str, list[Setting]]:

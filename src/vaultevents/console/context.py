@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from vaultevents.config import Settings
+from vaultevents.console.checks import CheckRunner
 from vaultevents.core.errors import DatabaseUnavailable
 from vaultevents.core.sealing import MasterKey
 from vaultevents.store.pool import Database
@@ -22,12 +23,19 @@ ANSWERS_WITHIN_S: Final = 4.0
 T = TypeVar("T")
 
 
+def _not_known() -> int | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class ConsoleContext:
     """The console of one process.
 
     `sources` opens the nodes that the settings name, for a replay or a backfill. `stop` ends the streams of live pages,
     so that a shutdown waits for none. `chain_behind_s` is how far the clock of a simulated chain is behind.
+
+    `check` runs `vaultevents check`; None where that is not offered. `safe_block` returns the number of the safe block
+    where this process knows it.
     """
 
     database: Database
@@ -35,6 +43,8 @@ class ConsoleContext:
     key: MasterKey
     now_s: Callable[[], float]
     stop: asyncio.Event = field(default_factory=asyncio.Event)
+    check: CheckRunner | None = None
+    safe_block: Callable[[], int | None] = _not_known
     sources: Callable[[], AbstractAsyncContextManager[Sources]] = field(kw_only=True)
     chain_behind_s: Callable[[], float] = field(default=float, kw_only=True)
 

@@ -90,10 +90,12 @@ def page(context: ConsoleContext) -> LivePage:
             cursors = await status.read_cursors(connection)
             events = await console_overview.newest_events(connection)
         progress.note(cursors, context.now_s())
+        head = context.settings.execution.head
+        safe = None if head == "safe" else context.safe_block()
         return {
             "network": context.settings.network,
             "figures": await figures.value(),
-            "marks": marks(cursors, metrics.heads(), metrics.finalized_block(), context.settings.execution.head),
+            "marks": marks(cursors, metrics.heads(), metrics.finalized_block(), head, safe),
             "backfills": [
                 backfill(cursor, progress.left_s(cursor)) for cursor in cursors if cursor.kind in ("backfill", "replay")
             ],
@@ -104,12 +106,16 @@ def page(context: ConsoleContext) -> LivePage:
     return LivePage("/", "Overview", "overview.html", read)
 
 
-def marks(cursors: Sequence[CursorFacts], heads: Mapping[str, int], finalized: int | None, head: str) -> list[Mark]:
-    """Place the head, the finalized block and the cursors of blocks on one axis, the farthest ahead first.
+def marks(
+    cursors: Sequence[CursorFacts], heads: Mapping[str, int], finalized: int | None, head: str, safe: int | None = None
+) -> list[Mark]:
+    """Place the head, the safe and the finalized block and the cursors of blocks on one axis, the farthest ahead first.
 
     Heads are known where this process watches; elsewhere the axis begins at the cursor that is farthest ahead.
     """
     places = {f"head ({head})": heads["logs"]} if "logs" in heads else {}
+    if safe is not None:
+        places["safe"] = safe if finalized is None else max(safe, finalized)  # which is safe, and read more often
     if finalized is not None:
         places["finalized"] = finalized
     for cursor in cursors:

@@ -20,6 +20,7 @@ from vaultevents.core.units import WEI_PER_ETH, checksum, eth_text
 from vaultevents.store import apikeys, cursors, vault_overview
 from vaultevents.store.apikeys import ApiKey
 from vaultevents.store.cursors import StreamState
+from vaultevents.store.key_uses import last_uses
 from vaultevents.store.vault_overview import AccountPage, AccountRow, Daily, ReportFacts, VaultPage, VaultRow
 
 ROWS: Final = 50
@@ -48,7 +49,8 @@ def routes(context: ConsoleContext) -> list[Route]:
             raise HTTPException(404)
         row, vaults = found
         keys: Sequence[ApiKey] = await in_time(apikeys.list_keys(context.database, account_id))
-        return render(request, "account.html", account=row, vaults=vaults, keys=keys, checksum=checksum)
+        used = await in_time(last_uses(context.database, account_id))
+        return render(request, "account.html", account=row, vaults=vaults, keys=keys, used=used, checksum=checksum)
 
     async def vault(request: Request) -> Response:
         account_id, vault_id = (fields.path_text(request, name) for name in ("account_id", "vault_id"))

@@ -29,12 +29,12 @@ from vaultevents.dispatch.waiting import ClaimSignal, Item, Pending
 from vaultevents.store.clock import ServiceClock
 from vaultevents.store.deliveries import LEAST_SHARE, AttemptState, Delivery, Settled, Settlement
 
-BATCH: Final = 500
+BATCH: Final = 300
 SETTLE_WINDOW_S: Final = 0.005
 JOIN_S: Final = 0.02
 """While little is in flight, an accepted attempt waits this long for a claim to be settled with, in one commit."""
 
-FLUSH_AT = 250
+FLUSH_AT = 150
 """So many accepted attempts are settled at once, beside the cycle that is under way."""
 
 BURST: Final = 64

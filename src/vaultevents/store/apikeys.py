@@ -18,6 +18,7 @@ from vaultevents.core.errors import InputError
 from vaultevents.core.sealing import HashKey, MasterKey, Secret, open_sealed, seal
 from vaultevents.store.accounts import require_account
 from vaultevents.store.audit_log import record
+from vaultevents.store.key_uses import KeyUses
 from vaultevents.store.pool import Connection, Database
 from vaultevents.store.versions import change_version
 
@@ -191,12 +192,13 @@ async def _keys(
 class KeyRing:
     """Every key that is not revoked, by its hash: never older than half a second when it is asked.
 
-    One cheap query reports whether anything changed, for all requests that wait for it.
+    One cheap query reports whether anything changed, for all requests that wait for it. `uses` has when keys were used.
     """
 
     def __init__(
         self, database: Database, max_age_s: float = MAX_AGE_S, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
+        self.uses = KeyUses(database)
         self._database = database
         self._max_age_s = max_age_s
         self._monotonic = monotonic

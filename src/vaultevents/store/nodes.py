@@ -12,7 +12,11 @@ from vaultevents.store.pool import Connection, Database
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """One configured node as an operator sees it; `name` is redacted."""
+    """One configured node as an operator sees it; `name` is redacted.
+
+    `behind`: by how many blocks or slots its head was behind the newest one of its kind of node, at `behind_at`.
+    `latency_…`: percentiles of the time from a request to its whole answer, over its last answers.
+    """
 
     upstream: Upstream
     name: str
@@ -22,6 +26,10 @@ class NodeFacts:
     log_range: int | None
     requests_per_s: float | None
     updated_at: datetime
+    behind: int | None
+    behind_at: datetime | None
+    latency_p50_s: float | None
+    latency_p95_s: float | None
 
 
 async def save_node_state(database: Database, upstream: Upstream, node_states: Sequence[NodeState]) -> None:
@@ -37,7 +45,7 @@ async def save_node_state(database: Database, upstream: Upstream, node_states: S
 
 
 async def save_limits(database: Database, upstream: Upstream, node_states: Sequence[NodeState]) -> None:
-    """Store the learned limits of nodes and leave their circuits as another process has stored them."""
+    """Store the learned limits of nodes and leave the rest as another process has stored it."""
     async with database.transaction() as connection:
         for memory in _in_order(node_states):
             await connection.execute(_REMEMBER_LIMITS, upstream, *_values(memory))
@@ -67,8 +75,8 @@ async def load_node_states(database: Database, upstream: Upstream) -> list[NodeS
 async def facts(connection: Connection) -> list[NodeFacts]:
     """All configured nodes, by upstream."""
     found = await connection.fetch(
-        "select upstream, name, state, problem, since, log_range, requests_per_s, updated_at from nodes"
-        " order by upstream desc, name"
+        "select upstream, name, state, problem, since, log_range, requests_per_s, updated_at, behind, behind_at,"
+        " latency_p50_s, latency_p95_s from nodes order by upstream desc, name"
     )
     return [NodeFacts(**row) for row in found]
 
@@ -79,7 +87,7 @@ def _in_order(node_states: Sequence[NodeState]) -> list[NodeState]:
 
 
 def _values(memory: NodeState) -> tuple[object, ...]:
-    logs = memory.logs
+    logs, lag, latency = memory.logs, memory.lag, memory.latency
     return (
         memory.name,
         memory.state,
@@ -88,16 +96,23 @@ def _values(memory: NodeState) -> tuple[object, ...]:
         None if logs is None else logs.blocks,
         None if logs is None else logs.refused,
         memory.requests_per_s,
+        None if lag is None else lag.behind,
+        None if lag is None else lag.age_s,
+        None if latency is None else latency.median_s,
+        None if latency is None else latency.p95_s,
     )
 
 
 _REMEMBER_LIMITS = """
-insert into nodes (upstream, name, state, problem, since, log_range, log_range_refused, requests_per_s)
-values ($1, $2, $3, $4, db_now() - make_interval(secs => $5), $6, $7, $8)
+insert into nodes (upstream, name, state, problem, since, log_range, log_range_refused, requests_per_s,
+    behind, behind_at, latency_p50_s, latency_p95_s)
+values ($1, $2, $3, $4, db_now() - make_interval(secs => $5), $6, $7, $8,
+    $9, db_now() - make_interval(secs => $10), $11, $12)
 on conflict (upstream, name) do update set log_range = excluded.log_range,
     log_range_refused = excluded.log_range_refused, requests_per_s = excluded.requests_per_s
 """
 _REMEMBER = (
     f"{_REMEMBER_LIMITS}, state = excluded.state, problem = excluded.problem, since = excluded.since,"
-    " updated_at = excluded.updated_at"
+    " behind = excluded.behind, behind_at = excluded.behind_at, latency_p50_s = excluded.latency_p50_s,"
+    " latency_p95_s = excluded.latency_p95_s, updated_at = excluded.updated_at"
 )

@@ -471,6 +471,14 @@ COMMENT ON COLUMN vaultevents.accounts.id IS 'Chosen by the operator.';
 COMMENT ON COLUMN vaultevents.accounts.name IS 'Name for display.';
 COMMENT ON COLUMN vaultevents.accounts.created_at IS 'When the account was registered.';
 
+CREATE TABLE vaultevents.api_key_uses (
+    api_key_id text NOT NULL,
+    used_at timestamp with time zone NOT NULL
+);
+COMMENT ON TABLE vaultevents.api_key_uses IS 'When API keys were last used. Written once a minute by each API process, apart from api_keys, so that neither caches nor the audit log see a change of the key.';
+COMMENT ON COLUMN vaultevents.api_key_uses.api_key_id IS 'The API key.';
+COMMENT ON COLUMN vaultevents.api_key_uses.used_at IS 'When the API last accepted a request with it.';
+
 CREATE TABLE vaultevents.api_keys (
     id text NOT NULL,
     account_id text NOT NULL,
@@ -953,7 +961,16 @@ CREATE TABLE vaultevents.nodes (
     log_range_refused integer,
     requests_per_s double precision,
     updated_at timestamp with time zone DEFAULT vaultevents.db_now() NOT NULL,
+    behind bigint,
+    behind_at timestamp with time zone,
+    latency_p50_s double precision,
+    latency_p95_s double precision,
+    CONSTRAINT nodes_behind_check CHECK ((behind >= 0)),
     CONSTRAINT nodes_check CHECK (((problem IS NULL) = (state = 'closed'::text))),
+    CONSTRAINT nodes_check1 CHECK (((behind IS NULL) = (behind_at IS NULL))),
+    CONSTRAINT nodes_check2 CHECK (((latency_p50_s IS NULL) = (latency_p95_s IS NULL))),
+    CONSTRAINT nodes_latency_p50_s_check CHECK ((latency_p50_s >= (0)::double precision)),
+    CONSTRAINT nodes_latency_p95_s_check CHECK ((latency_p95_s >= (0)::double precision)),
     CONSTRAINT nodes_log_range_check CHECK ((log_range > 0)),
     CONSTRAINT nodes_log_range_refused_check CHECK ((log_range_refused > 0)),
     CONSTRAINT nodes_requests_per_s_check CHECK ((requests_per_s > (0)::double precision)),
@@ -970,6 +987,10 @@ COMMENT ON COLUMN vaultevents.nodes.log_range IS 'Blocks that one eth_getLogs ma
 COMMENT ON COLUMN vaultevents.nodes.log_range_refused IS 'The fewest blocks that were refused for their number. Null: none was.';
 COMMENT ON COLUMN vaultevents.nodes.requests_per_s IS 'Learned rate limit, in requests per second. Null: none.';
 COMMENT ON COLUMN vaultevents.nodes.updated_at IS 'When the row was written.';
+COMMENT ON COLUMN vaultevents.nodes.behind IS 'By how many blocks or slots its head was behind the newest head of a node of its kind. Null: not known.';
+COMMENT ON COLUMN vaultevents.nodes.behind_at IS 'When it showed that head.';
+COMMENT ON COLUMN vaultevents.nodes.latency_p50_s IS 'Median time from a request to its whole answer, in seconds, over its last answers. Null: none yet.';
+COMMENT ON COLUMN vaultevents.nodes.latency_p95_s IS '95th percentile of the same times.';
 
 CREATE TABLE vaultevents.notices (
     id uuid DEFAULT gen_random_uuid() NOT NULL,
@@ -1389,6 +1410,8 @@ COMMENT ON COLUMN vaultevents.webhooks.parked_until IS 'Until when failures park
 COMMENT ON COLUMN vaultevents.webhooks.warned_at IS 'When the operator was notified that these failures may switch the webhook off.';
 ALTER TABLE ONLY vaultevents.accounts
     ADD CONSTRAINT accounts_pkey PRIMARY KEY (id);
+ALTER TABLE ONLY vaultevents.api_key_uses
+    ADD CONSTRAINT api_key_uses_pkey PRIMARY KEY (api_key_id);
 ALTER TABLE ONLY vaultevents.api_keys
     ADD CONSTRAINT api_keys_hash_key UNIQUE (hash);
 ALTER TABLE ONLY vaultevents.api_keys
@@ -1568,6 +1591,8 @@ CREATE TRIGGER mark_updated AFTER UPDATE ON vaultevents.queue REFERENCING NEW TA
 
 CREATE TRIGGER refuse_change BEFORE DELETE OR UPDATE OR TRUNCATE ON vaultevents.audit_log FOR EACH STATEMENT EXECUTE FUNCTION vaultevents.refuse_audit_change();
 ALTER TABLE vaultevents.audit_log ENABLE ALWAYS TRIGGER refuse_change;
+ALTER TABLE ONLY vaultevents.api_key_uses
+    ADD CONSTRAINT api_key_uses_api_key_id_fkey FOREIGN KEY (api_key_id) REFERENCES vaultevents.api_keys(id);
 ALTER TABLE ONLY vaultevents.api_keys
     ADD CONSTRAINT api_keys_account_id_fkey FOREIGN KEY (account_id) REFERENCES vaultevents.accounts(id);
 ALTER TABLE ONLY vaultevents.api_public_keys

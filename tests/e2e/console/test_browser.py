@@ -5,7 +5,8 @@ The pages are those of the navigation and one of each kind that they link to, so
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from urllib.parse import quote, urlsplit
 
 import pytest
@@ -25,10 +26,14 @@ from browser_fixtures import (
     watched_page,
 )
 from console_browser import LoggedIn, log_in
-from console_fixtures import running_console
+from console_fixtures import ConsoleServer, running_console
 from console_rows import hostile_event, hostile_rows, usual_rows
 from store_factories import own_database
+from timeouts import until
+from vaultevents.config import Settings
 from vaultevents.console.navigation import PAGES
+from vaultevents.core.findings import Finding, failed, passed, warned
+from vaultevents.store.pool import Database
 from vaultevents.store.postgres.embedded import ServerAddress
 from xss_corpus import XSS_GROUPS, XSS_STRINGS, joined
 
@@ -44,11 +49,28 @@ async def browser() -> AsyncIterator[Browser]:
         yield browser
 
 
+@asynccontextmanager
+async def checked_console(database: Database, findings: Sequence[Finding]) -> AsyncIterator[ConsoleServer]:
+    """A console whose page of the configuration shows these findings."""
+
+    async def check(settings: Settings, advanced: Callable[[int, int], None]) -> Sequence[Finding]:
+        return findings
+
+    async with running_console(database, check=check) as server:
+        runner = server.context.check
+        assert runner is not None
+        runner.start()
+        await until(lambda: runner.result is not None)
+        yield server
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def console(browser: Browser, postgres18: ServerAddress) -> AsyncIterator[LoggedIn]:
     async with own_database(postgres18) as database:
         await usual_rows(database)
-        async with running_console(database) as server:
+        node = failed("node https://node.example#1", "HTTP status 503", "Name another one")
+        findings = (passed("disk", "1,000 MiB are free"), node, warned("database clock", "it is 2.5 s behind"))
+        async with checked_console(database, findings) as server:
             yield await log_in(browser, server)
 
 
@@ -56,7 +78,7 @@ async def console(browser: Browser, postgres18: ServerAddress) -> AsyncIterator[
 async def hostile(browser: Browser, postgres18: ServerAddress) -> AsyncIterator[LoggedIn]:
     async with own_database(postgres18) as database:
         await hostile_rows(database, JOINED)
-        async with running_console(database) as server:
+        async with checked_console(database, [failed(text, text, text) for text in JOINED]) as server:
             yield await log_in(browser, server)
 
 
@@ -159,19 +181,23 @@ async def test_every_page_works_without_javascript(browser: Browser, console: Lo
 async def test_no_stored_string_is_executed(browser: Browser, hostile: LoggedIn) -> None:
     async with watched_page(browser, hostile.url, state=hostile.state) as watched:
         watched.expected.add("a status of 404 ")  # of ids with a slash, which no route has
-        page, shown, seen = watched.page, set[str](), {page.path for page in PAGES}
+        page, shown, checked, seen = watched.page, set[str](), set[str](), {page.path for page in PAGES}
         waiting = sorted(seen)
         while waiting:
             path = waiting.pop(0)
             await page.goto(hostile.url + path)
             assert await injected(page) == [], path
             text = await page.locator("body").inner_text()
-            shown |= {string for string in TEXTS if squeezed(string) in squeezed(text)}
+            found = {string for string in TEXTS if squeezed(string) in squeezed(text)}
+            if path == "/configuration":  # where the findings of the check have every string
+                checked = found
+            else:
+                shown |= found
             if len(urlsplit(path).path.strip("/").split("/")) == 1:  # what a page of a list links to
                 new = [link for link in await links(page) if link not in seen]
                 seen |= set(new)
                 waiting += new
-        assert shown == set(TEXTS)
+        assert shown == checked == set(TEXTS)
         assert watched.problems == []
 
 

@@ -298,6 +298,7 @@ FORBIDDEN = (
     "update webhook_secrets set valid_until = null",
     "select hash from api_keys",
     "select der from api_public_keys",
+    "select used_at from api_key_uses",
     "select version from key_ring",
     "select sealed from hash_key",
     "update mfa_factors set sealed = ''",

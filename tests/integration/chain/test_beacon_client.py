@@ -498,3 +498,17 @@ def test_settings_that_cannot_work_are_refused() -> None:
         BeaconChain([])
     with pytest.raises(InputError, match="configured twice"):
         BeaconChain(["http://a/", "http://a/"])
+
+
+async def test_how_far_each_node_is_behind_is_known() -> None:
+    syncing = FakeBeacon(meddle={SYNCING: add(is_syncing=True, sync_distance="900")})
+    first, behind = FakeBeacon(), FakeBeacon()
+    behind.lag = 3
+    async with beacon_chain(syncing, first, behind) as chain:
+        assert [state.lag for state in chain.node_states()] == [None] * 3
+        await chain.finality()
+        assert [state.lag and state.lag.behind for state in chain.node_states()] == [900, 0, None], "which were asked"
+        await first.stop()
+        await chain.finality()
+        assert [state.lag and state.lag.behind for state in chain.node_states()] == [900, 0, 3]
+        assert all(state.latency is not None for state in chain.node_states())

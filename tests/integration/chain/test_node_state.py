@@ -18,7 +18,9 @@ from vaultevents.devnet.faults import Fault
 from vaultevents.devnet.node import Node
 from vaultevents.devnet.simulation import Simulation
 from vaultevents.store import gauges, nodes, status
+from vaultevents.store.nodes import NodeFacts
 from vaultevents.store.pool import Database
+from vaultevents.wiring import node_state
 from vaultevents.wiring.node_state import keep_node_state
 
 pytestmark = pytest.mark.integration
@@ -66,6 +68,52 @@ async def test_what_changes_is_written_at_once_and_at_the_end(made: Simulation, 
         await asyncio.gather(keeping, return_exceptions=True)
     (shown,) = (await status.read(database)).nodes
     assert (shown.state, shown.problem, shown.name) == ("open", "HTTP status 500", chain.nodes[0])
+
+
+async def test_lag_and_latency_are_shown_and_saved_at_intervals(
+    made: Simulation, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, behind = ExecutionServer(made.chain), ExecutionServer(made.chain, behind=20)
+    async with started(first, behind) as urls, chain_of(urls) as chain:
+        monkeypatch.setattr(node_state, "KEEP_NODES_S", 0.01)
+        keeping = asyncio.create_task(keep_node_state(database, {"execution": chain}))
+
+        async def shown() -> dict[str, NodeFacts]:
+            return {facts.name: facts for facts in (await status.read(database)).nodes}
+
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
+            while set(await shown()) != set(chain.nodes):
+                await asyncio.sleep(0.01)
+        await chain.final_head()
+        written = {facts.updated_at for facts in (await shown()).values()}
+        await asyncio.sleep(0.1)
+        assert {facts.updated_at for facts in (await shown()).values()} == written, "figures alone are not due yet"
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+    found = await shown()
+    ahead, lagging = (found[name] for name in chain.nodes)
+    assert (ahead.behind, lagging.behind) == (0, 20)
+    assert ahead.behind_at is not None and ahead.behind_at <= ahead.updated_at
+    for facts in (ahead, lagging):
+        assert facts.latency_p50_s is not None and facts.latency_p95_s is not None
+        assert 0 < facts.latency_p50_s <= facts.latency_p95_s < WAIT_TIMEOUT_S
+    await nodes.save_limits(database, "execution", [known(chain.nodes[1])])
+    assert (await shown())[chain.nodes[1]].behind == 20, "another process saves its learned limits alone"
+
+
+async def test_figures_are_saved_when_they_are_due(
+    made: Simulation, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_state, "KEEP_NODES_S", 0.01)
+    monkeypatch.setattr(node_state, "FIGURES_S", 0.02)
+    async with started(ExecutionServer(made.chain)) as urls, chain_of(urls) as chain:
+        keeping = asyncio.create_task(keep_node_state(database, {"execution": chain}))
+        await chain.final_head()
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
+            while [facts.behind for facts in (await status.read(database)).nodes] != [0]:
+                await asyncio.sleep(0.01)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
 
 
 async def test_a_node_that_answers_but_falls_behind_is_left_and_returned_to(made: Simulation) -> None:

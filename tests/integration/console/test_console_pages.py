@@ -11,6 +11,7 @@ from aiohttp import ClientResponse
 
 from console_fixtures import Browser, running_console
 from database_proxy import DatabaseProxy
+from operator_pages import spaced
 from search_fixtures import PlanCheckingConnection, many_events
 from store_factories import EARLIER, change, commit, funding, own_database, simple_simulation, some_deliveries, values
 from timeouts import WAIT_TIMEOUT_S, until_true
@@ -45,8 +46,10 @@ update accounts set name = $1;
 update cursors set problem = $1, problem_since = db_now(), unverified_from = 5;
 insert into cursors (stream, kind, first, position, stop) values ('logs', 'backfill', 1, 0, 100);
 insert into cursors (stream, kind, first, position, node, problem) values ('logs', 'audit', 1, 0, $1, $1);
-insert into nodes (upstream, name, state, problem, since, log_range, requests_per_s)
-    values ('execution', $1, 'open', $1, db_now(), 100, 2.5), ('beacon', 'b', 'closed', null, db_now(), null, null);
+insert into nodes (upstream, name, state, problem, since, log_range, requests_per_s, behind, behind_at, latency_p50_s,
+    latency_p95_s) values ('execution', $1, 'open', $1, db_now(), 100, 2.5, 32, db_now(), 0.04, 1.5),
+    ('beacon', 'b', 'closed', null, db_now(), null, null, 0, db_now(), null, null),
+    ('ipfs', 'c', 'closed', null, db_now(), null, null, null, null, 0.5, 0.5);
 insert into reports (block_number, block_time_s, tx_hash, log_index, oracle, report_timestamp, ref_slot, root, cid,
     state, next_attempt_at, problem, failure)
     select 1, 1, bytes32, 0, substr(bytes32, 1, 20), 1, 1, bytes32, $1, 'pending', db_now(), $1, 'unavailable'
@@ -114,6 +117,31 @@ async def test_a_page_is_read_once_for_all_browsers(database: Database) -> None:
         fragments = await asyncio.gather(*(page.fragment() for _ in range(10)))
         assert readings == 1
         assert len({id(fragment) for fragment in fragments}) == 1
+
+
+async def test_nodes_are_shown_with_their_lag_and_latency(database: Database) -> None:
+    await fill(database)
+    async with running_console(database) as console, console.browser() as browser:
+        page = (await browser.get("/nodes")).page
+    shown = []
+    for row in page.iterfind(".//tbody/tr"):
+        behind, answers = (row.find(f"td[@data-name='{name}']") for name in ("Behind at", "Answers, p50, p95"))
+        shown.append((spaced_text(behind).split(" 20")[0], spaced_text(answers)))
+    assert shown == [("–", "500 ms, 500 ms"), ("32 blocks", "40 ms, 1.5 s"), ("0 slots", "–")]
+
+
+def spaced_text(cell: Any) -> str:
+    return " ".join(" ".join(cell.itertext()).split())
+
+
+@pytest.mark.parametrize(("head", "is_shown"), [("finalized", True), ("latest-32", True), ("safe", False)])
+async def test_the_overview_shows_the_safe_block(database: Database, head: str, is_shown: bool) -> None:
+    """Not where it is the head already."""
+    await some_deliveries(database, 1)
+    settings: dict[str, Any] = {"execution": {"head": head}}
+    async with running_console(database, safe_block=12345, **settings) as console, console.browser() as browser:
+        words = spaced((await browser.get("/")).page)
+    assert ("safe 12 345" in words) == is_shown
 
 
 async def test_a_change_is_announced(database: Database) -> None:
@@ -276,6 +304,11 @@ def test_the_chain_has_one_axis() -> None:
         ("reports read", 80, 20),
         ("logs audited at n", 10, 90),
     ]
+    first, second, third, *_ = overview.marks(cursors, {"logs": 100}, 95, "latest-5", 97)
+    assert (first.name, second.name, third.name) == ("head (latest-5)", "safe", "finalized")
+    assert second.behind == 3
+    found = overview.marks(cursors, {"logs": 100}, 95, "latest-5", 90)
+    assert {mark.name: mark.block for mark in found}["safe"] == 95, "it was read before the finalized block moved"
     assert overview.marks([], {}, None, "finalized") == []
     assert [mark.behind for mark in overview.marks(cursors, {}, None, "finalized")] == [0, 10, 80]
 

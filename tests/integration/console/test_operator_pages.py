@@ -14,6 +14,7 @@ from operator_pages import SVG, XSS, Operator, Sample, add_markup, injected, ope
 from store_factories import change, own_database, tx_hash, values
 from vaultevents.core.units import hex_text
 from vaultevents.store import apikeys
+from vaultevents.store.key_uses import KeyUses
 from vaultevents.store.postgres.embedded import ServerAddress
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -214,7 +215,11 @@ async def test_a_vault_and_its_account(full: Sample) -> None:
     assert "Nothing was funded or claimed on the last 30 days." in vault  # the sample is older
     owner = await full.operator.words("/vaults/acme")
     assert "key-1 ours manage 10.0.0.0/8" in owner
-    assert "When a key was last used is not stored." in owner
+    assert "never valid SHA256:x" in owner
+    uses = KeyUses(database)
+    uses.note("key-1", 1_800_000_000.0)
+    await uses.save()
+    assert "2027-01-15 08:00:00 valid SHA256:x" in await full.operator.words("/vaults/acme")
 
 
 async def test_amounts_of_a_vault_are_shown_by_day(full: Sample) -> None:

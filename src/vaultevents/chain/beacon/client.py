@@ -375,6 +375,7 @@ class BeaconChain(PinnedNetwork[BeaconNode, BeaconIdentity, BeaconCounters]):
 
     async def _check_sync(self, node: BeaconNode) -> wire.Syncing:
         state = wire.syncing(node.name, await self._recent(node, SYNCING))
+        self._open.note_head("head", node, state.head_slot, ahead=state.sync_distance)
         lag = state.sync_distance
         if self._expected is not None and (now_s := int(self._clock())) >= self._expected.time.genesis_s:
             lag = max(lag, self._expected.time.slot_at(now_s) - state.head_slot)

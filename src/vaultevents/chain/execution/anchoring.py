@@ -19,6 +19,7 @@ from vaultevents.chain.execution import wire
 from vaultevents.chain.execution.blocks import header_call, read_header
 from vaultevents.chain.execution.jsonrpc import RpcFailure, RpcNode
 from vaultevents.chain.upstream.batches import together
+from vaultevents.chain.upstream.node_lag import HeadPolicy
 from vaultevents.chain.upstream.pool import NodePool
 from vaultevents.core.chaintime import ChainTime
 from vaultevents.core.errors import ChainDisagreement, SourceUnavailable, WrongNetwork
@@ -110,6 +111,11 @@ async def confirm(nodes: NodePool[RpcNode], anchor: Anchor | None, found: Header
 async def _agreed(nodes: NodePool[RpcNode], found: Header) -> Header:
     """The block at the height of `found`, of which all nodes that have one there have the same."""
     given = await nodes.ask_each(partial(_blocks, numbers=(found.number,)), urgent=True)
+    for node, (header,) in given:
+        if header is None:
+            nodes.note_lacking(str(HeadPolicy()), node, found.number)
+        else:
+            nodes.note_head(str(HeadPolicy()), node, found.number)
     hashes = [header.hash for _, (header,) in given if header is not None]
     if len(hashes) > 1 and set(hashes) == {found.hash}:
         return found

@@ -202,8 +202,9 @@ class ExecutionChain(PinnedNetwork[RpcNode, Identity, Counters]):
     async def _newest_head(self, policy: HeadPolicy, node: RpcNode) -> Header:
         """A node's head; one that has fallen behind another node in use is left, although it answers."""
         found = await self._head_at(node, policy)
-        if self._options.strict and found.timestamp_s > self._clock() + FUTURE_S:
+        if self._is_of_future(found):
             raise NodeFault(node.name, f"its {policy.tag} block {found.number} is of the future ({found.timestamp_s})")
+        self._open.note_head(str(policy), node, found.number)
         if policy.tag == "finalized":
             metrics.finalized(found.number)
         if len(self.nodes) == 1:
@@ -211,7 +212,7 @@ class ExecutionChain(PinnedNetwork[RpcNode, Identity, Counters]):
         heads, clock = self._heads.setdefault(policy, NodeLag()), node.client.clock
         look = heads.seen(found.number, clock())
         if look or found.number < heads.due:
-            other = await self._open.ask_another(node, partial(self._head_at, policy=policy))
+            other = await self._open.ask_another(node, partial(self._other_head, policy))
             if other is not None:
                 heads.seen(other.number, clock())
             if found.number < heads.due and other is not None and other.number >= heads.due:
@@ -222,6 +223,15 @@ class ExecutionChain(PinnedNetwork[RpcNode, Identity, Counters]):
                 )
             if found.number < heads.due:
                 heads.forget()
+        return found
+
+    def _is_of_future(self, head: Header) -> bool:
+        return self._options.strict and head.timestamp_s > self._clock() + FUTURE_S
+
+    async def _other_head(self, policy: HeadPolicy, node: RpcNode) -> Header:
+        found = await self._head_at(node, policy)
+        if not self._is_of_future(found):
+            self._open.note_head(str(policy), node, found.number)
         return found
 
     async def _head_at(self, node: RpcNode, policy: HeadPolicy | None = None) -> Header:
@@ -238,6 +248,16 @@ class ExecutionChain(PinnedNetwork[RpcNode, Identity, Counters]):
         if policy.depth == 0:
             return found.header
         return await read_header(node, max(0, found.header.number - policy.depth))
+
+    async def safe_block(self) -> int | None:
+        """Return the number of the safe block at the node in use; None where it does not know that tag."""
+
+        async def read(node: RpcNode) -> int | None:
+            (answer,) = await node.ask([Call("eth_getBlockByNumber", ("safe", False))])
+            found = None if isinstance(answer, RpcFailure) else wire.block(node.name, answer, number=None)
+            return None if found is None else found.header.number
+
+        return await self._open.ask(read)
 
     def remember(self, number: int, block_hash: Hash32) -> None:
         """Note a final block that was read: from now on no node is asked for logs that has another one there."""

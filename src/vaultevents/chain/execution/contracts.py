@@ -213,6 +213,11 @@ def decode_log(contract: ContractName, event: str, log: Log) -> dict[str, Any]:
     return {field["name"]: arguments[field["name"]] for field in known.fields}
 
 
+def load() -> None:
+    """Import web3 and parse the ABIs, which the first use does otherwise: seconds, so in a thread where others wait."""
+    _abis()
+
+
 def web3_over(chain: ExecutionChain) -> AsyncWeb3[Any]:
     """Return web3 over the nodes of `chain`: its failover, rate limits, deadlines and pinned network hold.
 

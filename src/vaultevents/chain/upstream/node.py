@@ -19,7 +19,7 @@ from tenacity.wait import wait_random_exponential
 from vaultevents import metrics
 from vaultevents.chain.upstream.circuit_breaker import CircuitBreaker
 from vaultevents.chain.upstream.learned_range import LearnedRange
-from vaultevents.chain.upstream.rate_limit import LatencyEstimate, RateLimiter
+from vaultevents.chain.upstream.rate_limit import AnswerTimes, LatencyEstimate, RateLimiter
 from vaultevents.core.errors import NodeFault, SourceUnavailable
 from vaultevents.core.nodes import NodeState, Upstream
 
@@ -128,6 +128,7 @@ class NodeClient:
         self.pace = RateLimiter()
         self.circuit = CircuitBreaker(set_aside_s, clock())
         self.lateness = LatencyEstimate()
+        self.answer_times = AnswerTimes()
         self.late_in_a_row = 0
         self.at_fault = False
         self.is_alone: Callable[[], bool] = lambda: True
@@ -157,13 +158,15 @@ class NodeClient:
         await self._turn()
         sent_at = self.clock()
         try:
-            return await exchange()
+            answer = await exchange()
         except RateLimited as error:
             self.pace.refused(sent_at, self.clock(), error.retry_after_s)
             self.counters.rate_limited += 1
             metrics.rate_limit(self.upstream)
             self._check_held()
             raise
+        self.answer_times.answered(self.clock() - sent_at)
+        return answer
 
     async def _turn(self) -> None:
         """Waits until the node may be asked; what it says to one question holds for all that wait."""
@@ -194,7 +197,8 @@ class NodeClient:
         now = self.clock()
         state, rate = self.circuit.state(now), self.pace.requests_per_s
         logs = None if self.log_range is None else self.log_range.limit
-        return NodeState(self.name, state, self.circuit.problem, now - self.circuit.since, rate, logs)
+        latency = self.answer_times.latency
+        return NodeState(self.name, state, self.circuit.problem, now - self.circuit.since, rate, logs, latency=latency)
 
     def load_state(self, memory: NodeState) -> None:
         """What was learned before the last start. Whether the node answers has to be seen anew."""

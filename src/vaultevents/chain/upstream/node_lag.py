@@ -1,4 +1,4 @@
-"""Up to which block is read, and which node is behind: it lacks a block that another node had a while ago. Pure."""
+"""Up to which block is read, which node lacks a block that another had a while ago, how far each is behind. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from vaultevents.core.errors import InputError
+from vaultevents.core.nodes import HeadLag
 
 BEHIND_S: Final = 30.0
 """Nodes receive a block within seconds of each other; one that lacks it after this time does not keep up."""
@@ -56,3 +57,34 @@ class NodeLag:
     def forget(self) -> None:
         """Forget the heads: no node has them."""
         self._highest = self._before = self.due = -1
+
+
+class HeadLags:
+    """How far the head of each node was behind the newest one, when the node last showed its head.
+
+    Only heads of the same kind are compared: finalized blocks with finalized blocks. The newest head is the highest of
+    those that the nodes have shown last, so that a false one counts no longer than its node claims it.
+    """
+
+    __slots__ = ("_heads", "_lags")
+
+    def __init__(self) -> None:
+        self._heads: dict[str, dict[str, int]] = {}
+        self._lags: dict[str, tuple[int, float]] = {}
+
+    def shown(self, kind: str, node: str, number: int, now: float, *, ahead: int = 0) -> None:
+        """Note a head. `ahead`: by how much the chain is ahead of it, as the node itself says."""
+        heads = self._heads.setdefault(kind, {})
+        heads[node] = number
+        self._lags[node] = max(ahead, max(heads.values()) - number), now
+
+    def lacking(self, kind: str, node: str, number: int, now: float) -> None:
+        """Note that a node does not have the block `number`, which is the head of another node."""
+        heads = self._heads.get(kind, {})
+        if (last := heads.get(node)) is not None:
+            self._lags[node] = max(1, max(number, *heads.values()) - last), now
+
+    def of(self, node: str, now: float) -> HeadLag | None:
+        """Return the lag of a node; None where it has not shown a head."""
+        found = self._lags.get(node)
+        return None if found is None else HeadLag(found[0], now - found[1])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
@@ -23,6 +24,7 @@ from vaultevents.chain.upstream.node import (
     Throttled,
     UpstreamTimeout,
 )
+from vaultevents.chain.upstream.node_lag import HeadLags
 from vaultevents.core.errors import InputError, NodeFault, SourceUnavailable, WrongNetwork
 from vaultevents.core.nodes import NodeState
 
@@ -60,6 +62,7 @@ class NodePool(Generic[N]):
         self.nodes = tuple(nodes)
         self._admit = admit
         self._admitted: set[str] = set()
+        self._head_lags = HeadLags()
         for node in nodes:
             node.client.is_alone = partial(self.is_alone, node)
 
@@ -231,7 +234,17 @@ class NodePool(Generic[N]):
 
     def node_states(self) -> list[NodeState]:
         """What is known of each node now, the preferred one first."""
-        return [node.client.memory() for node in self.nodes]
+        return [
+            replace(node.client.memory(), lag=self._head_lags.of(node.name, node.client.clock())) for node in self.nodes
+        ]
+
+    def note_head(self, kind: str, node: N, number: int, *, ahead: int = 0) -> None:
+        """Note the head that a node has shown; it is compared with those of the same kind (`HeadLags.shown`)."""
+        self._head_lags.shown(kind, node.name, number, node.client.clock(), ahead=ahead)
+
+    def note_lacking(self, kind: str, node: N, number: int) -> None:
+        """Note that a node does not have the head `number` of another one."""
+        self._head_lags.lacking(kind, node.name, number, node.client.clock())
 
     def load_state(self, node_states: Iterable[NodeState]) -> None:
         """What was learned of these nodes before the last start."""

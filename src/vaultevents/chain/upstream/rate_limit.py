@@ -1,4 +1,4 @@
-"""How fast one node may be asked, learned from its refusals, and after which time an answer of it is late. Pure.
+"""How fast one node may be asked, learned from its refusals; how long its answers take, and when one is late. Pure.
 
 Additive increase, multiplicative decrease, as TCP shares a line (RFC 5681): a refusal halves what was asked lately,
 and quiet time lets it grow again by equal steps. All times are seconds of one clock that only goes forward.
@@ -7,7 +7,10 @@ and quiet time lets it grow again by equal steps. All times are seconds of one c
 from __future__ import annotations
 
 from collections import deque
+from math import ceil
 from typing import Final
+
+from vaultevents.core.nodes import Latency
 
 LEAST_PER_S: Final = 1.0
 """A node that wants less than this says so with `Retry-After`."""
@@ -119,3 +122,25 @@ class LatencyEstimate:
             return self._UNKNOWN_S
         slow = sorted(self._took)[len(self._took) * 19 // 20]
         return max(self._LEAST_S, self._FACTOR * slow)
+
+
+class AnswerTimes:
+    """How long the last answers of one node took, for operators: from the request to the end of the body."""
+
+    __slots__ = ("_took",)
+
+    REMEMBERED: Final = 128
+
+    def __init__(self) -> None:
+        self._took: deque[float] = deque(maxlen=self.REMEMBERED)
+
+    def answered(self, took_s: float) -> None:
+        self._took.append(took_s)
+
+    @property
+    def latency(self) -> Latency | None:
+        """Return percentiles by the nearest rank; None without an answer."""
+        if not self._took:
+            return None
+        took = sorted(self._took)
+        return Latency(*(took[ceil(share * len(took)) - 1] for share in (0.5, 0.95)))
