@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from vaultevents.store.clock import ServiceClock
 from vaultevents.store.pool import Database, open_database
 from vaultevents.telemetry import configure_logging
 from vaultevents.wiring.process_memory import tune_memory
+from vaultevents.wiring.sources import open_sources
 
 
 @asynccontextmanager
@@ -43,7 +45,9 @@ async def console(url: str | None, database: Database) -> AsyncIterator[None]:
         return
     values = {"network": "devnet", "chain_id": 1337, "console": {"port": URL(url).port}}
     settings, stop = config.given(values, "bench"), asyncio.Event()
-    options, context = console_options(settings), ConsoleContext(database, settings, KEY, time.time, stop)
+    sources = partial(open_sources, settings, database, ServiceClock(await database.now()))
+    context = ConsoleContext(database, settings, KEY, time.time, stop, sources=sources)
+    options = console_options(settings)
     serving = asyncio.create_task(serve(build(context), bind(options), options, time.time, stop))
     yield
     stop.set()

@@ -8,17 +8,15 @@ logged in, and what `status` asks of the database. The floor is the page of the 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import time
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from functools import partial
 from typing import Any
 
 import aiohttp
 from _delivery import KEY, PREPARATION_S, add_webhooks, without_limit
-from _result import print_result
+from _scale import run_at_scale
 
 from vaultevents import config
 from vaultevents.api.server import bind, serve, url_of
@@ -28,8 +26,9 @@ from vaultevents.console.links import account_url, event_url, vault_url, webhook
 from vaultevents.console.sessions import new_link
 from vaultevents.daemon import console_options
 from vaultevents.store import status
+from vaultevents.store.clock import ServiceClock
 from vaultevents.store.pool import Database, open_database
-from vaultevents.store.postgres.embedded import EmbeddedPostgres
+from vaultevents.wiring.sources import open_sources
 
 EVENTS, ACCOUNTS, WEBHOOKS_EACH = 3_000_000, 20, 5
 TO_EACH = 2  # deliveries of one event
@@ -167,7 +166,8 @@ async def _visit(database: Database, paths: dict[str, str]) -> dict[str, list[fl
     options, stop = console_options(settings), asyncio.Event()
     listener = bind(options)
     url = url_of(listener, options)
-    context = ConsoleContext(database, settings, KEY, time.time, stop)
+    sources = partial(open_sources, settings, database, ServiceClock(await database.now()))
+    context = ConsoleContext(database, settings, KEY, time.time, stop, sources=sources)
     serving = asyncio.create_task(serve(build(context), listener, options, time.time, stop))
     took_ms: dict[str, list[float]] = {name: [] for name in paths}
     async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
@@ -220,22 +220,6 @@ async def _measure(target: dict[str, Any], scale: float) -> dict[str, Any]:
     }
 
 
-def measure(scale: float) -> dict[str, Any]:
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        embedded = EmbeddedPostgres(Path(folder) / "postgres")
-        try:
-            return asyncio.run(_measure(dict(embedded.join().connect_kwargs()), scale))
-        finally:
-            embedded.leave()
-
-
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Measures the console's pages with millions of events.")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--scale", type=float, default=1.0, help="this share of the events")
-    options = parser.parse_args(arguments)
-    return print_result(measure(options.scale), as_json=options.json)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    description = "Measures the console's pages with millions of events."
+    sys.exit(run_at_scale(_measure, description, "events", sys.argv[1:]))

@@ -8,20 +8,15 @@ worst counting, and what `/metrics` asks. The floor is a plain count of all rows
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import sys
 import time
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from _delivery import PREPARATION_S, add_webhooks, without_limit
-from _result import print_result
+from _scale import run_at_scale
 
 from vaultevents.store import gauges, status
 from vaultevents.store.pool import Connection, Database, open_database
-from vaultevents.store.postgres.embedded import EmbeddedPostgres
 
 DELIVERIES, WEBHOOKS = 6_000_000, 100
 AT_ONCE = 10  # webhooks of one statement
@@ -133,22 +128,6 @@ async def _measure(target: dict[str, Any], scale: float) -> dict[str, Any]:
     }
 
 
-def measure(scale: float) -> dict[str, Any]:
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        embedded = EmbeddedPostgres(Path(folder) / "postgres")
-        try:
-            return asyncio.run(_measure(dict(embedded.join().connect_kwargs()), scale))
-        finally:
-            embedded.leave()
-
-
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description="Reads the status of a database with millions of deliveries.")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--scale", type=float, default=1.0, help="this share of the deliveries")
-    options = parser.parse_args(arguments)
-    return print_result(measure(options.scale), as_json=options.json)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    description = "Reads the status of a database with millions of deliveries."
+    sys.exit(run_at_scale(_measure, description, "deliveries", sys.argv[1:]))

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -21,7 +22,9 @@ from vaultevents.console.checks import Check, CheckRunner
 from vaultevents.console.context import ConsoleContext
 from vaultevents.console.sessions import new_link
 from vaultevents.daemon import console_options
+from vaultevents.store.clock import ServiceClock
 from vaultevents.store.pool import Database
+from vaultevents.wiring.sources import open_sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,12 @@ class ConsoleServer:
 
 @asynccontextmanager
 async def running_console(
-    database: Database, *, check: Check | None = None, safe_block: int | None = None, **values: Any
+    database: Database,
+    *,
+    check: Check | None = None,
+    safe_block: int | None = None,
+    chain_clock: ServiceClock | None = None,
+    **values: Any,
 ) -> AsyncIterator[ConsoleServer]:
     """The console as the daemon builds it, on a free port of loopback; `values` are further settings."""
     console = {"port": 0, **values.pop("console", {})}
@@ -115,8 +123,19 @@ async def running_console(
     options, stop = console_options(settings), asyncio.Event()
     listener = bind(options)
     url = url_of(listener, options)
+    clock = chain_clock or ServiceClock(await database.now())
     runner = None if check is None else CheckRunner(check, settings, time.time)
-    context = ConsoleContext(database, settings, KEY, time.time, stop, runner, lambda: safe_block)
+    context = ConsoleContext(
+        database,
+        settings,
+        KEY,
+        time.time,
+        stop,
+        runner,
+        lambda: safe_block,
+        sources=partial(open_sources, settings, database, clock, without_beacon=True),
+        chain_behind_s=lambda: time.time() - clock.now().timestamp(),
+    )
     serving = asyncio.create_task(serve(build(context), listener, options, time.time, stop))
     try:
         yield ConsoleServer(url, context)

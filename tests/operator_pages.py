@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from console_fixtures import Answer, Browser, running_console
+from console_nodes import Nodes
 from store_factories import (
     Subscription,
     account,
@@ -22,6 +23,7 @@ from store_factories import (
     vault,
     webhook,
 )
+from vaultevents.config import Settings
 from vaultevents.core.timing import Timing
 from vaultevents.store.deliveries import Delivery, Settlement, settle
 from vaultevents.store.outbox import Outbox
@@ -41,6 +43,7 @@ class Operator:
 
     database: Database
     browser: Browser
+    settings: Settings
 
     async def read(self, path: str, status: int = 200) -> Answer:
         """Load a page and check that it is one of the console, in which nothing of a customer is markup."""
@@ -80,10 +83,11 @@ def injected(page: Any) -> list[str]:
 
 
 @asynccontextmanager
-async def operator(database: Database) -> AsyncIterator[Operator]:
-    """Run the console of a database and log in."""
-    async with running_console(database) as console, console.browser() as browser:
-        yield Operator(database, browser)
+async def operator(database: Database, nodes: Nodes | None = None) -> AsyncIterator[Operator]:
+    """Run the console of a database, over `nodes` if there are some, and log in."""
+    clock, settings = (None, {}) if nodes is None else (nodes.clock, nodes.settings)
+    async with running_console(database, chain_clock=clock, **settings) as console, console.browser() as browser:
+        yield Operator(database, browser, console.context.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class Sample:
 
 
 @asynccontextmanager
-async def sample(server: ServerAddress) -> AsyncIterator[Sample]:
+async def sample(server: ServerAddress, nodes: Nodes | None = None) -> AsyncIterator[Sample]:
     """Two fundings and a claim, each delivered to one webhook and refused by the other with markup."""
     async with own_database(server) as database:
         await account(database)
@@ -107,7 +111,7 @@ async def sample(server: ServerAddress) -> AsyncIterator[Sample]:
         sound = await webhook(database, url="https://sound.example/hook", event_types=["funding_received"])
         await commit(outbox, funding(1), funding(2), claimed(7, amount_wei=2 * 10**18))
         await settle(database, [_answered(delivery, failing.id) for delivery in (await take(database)).deliveries])
-        async with operator(database) as found:
+        async with operator(database, nodes) as found:
             yield Sample(found, outbox, failing, sound)
 
 

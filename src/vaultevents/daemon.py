@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal
 
 import structlog
@@ -160,7 +161,15 @@ async def serve(
             urls["console"] = url_of(console, console_options(settings))
             runner = None if check is None else CheckRunner(check, settings, lambda: clock.now().timestamp())
             context = ConsoleContext(
-                store.database, settings, store.key, lambda: clock.now().timestamp(), stop, runner, safe.number
+                store.database,
+                settings,
+                store.key,
+                lambda: clock.now().timestamp(),
+                stop,
+                runner,
+                safe.number,
+                sources=partial(open_sources, settings, store.database, reading, without_beacon=True),
+                chain_behind_s=lambda: (clock.now() - reading.now()).total_seconds(),
             )
             showing = group.create_task(_show(context, console, urls["console"]))
         if watching is not None and settings.retention.keep_days:  # one process watches, many may dispatch

@@ -51,6 +51,13 @@ async def test_a_link_opens_the_console_of_the_service(here: Place) -> None:
         overview = await browser.get("/")
         assert "Overview of devnet" in overview.words
         assert "head (finalized)" in overview.words  # this process watches
+        refused = await browser.submit("/replay", {"unit": "block", "first": "1", "last": "9999"})
+        final = here.simulation.chain.finalized_number
+        assert f"is not final and complete yet: replay up to {final}" in refused.words  # as the node says
+        acts = (await here.run("audit", "log", "--action", "console", "--json")).ok()
+        assert [entry["action"] for entry in acts.json["entries"]] == ["console.login", "console.link"], "newest first"
+        assert all(entry["actor"].startswith("cli:") for entry in acts.json["entries"]), "who made the link"
+        assert code not in acts.stdout
         assert (await browser.submit("/configuration/check", {})).status == 303
         await until_true(lambda: shows(browser, "/configuration", "Checked at"))
         words = (await browser.get("/configuration")).words

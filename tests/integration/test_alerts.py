@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import yaml
 
@@ -17,8 +21,11 @@ import dashboard
 from alert_rules import ALERTS, ROOT, Comparison, alerts, comparisons
 from metrics_sample import full_text
 from vaultevents import metrics
+from vaultevents.api import scraping
+from vaultevents.api.server import ServerOptions, bind, serve
 from vaultevents.cli import COMMANDS
-from vaultevents.core.verdict import RECENT_S, RULES, WEBHOOK_NOTICES, Rule
+from vaultevents.core.verdict import NOT_THERE, RECENT_S, RULES, WEBHOOK_NOTICES, Rule
+from vaultevents.store.pool import Database
 
 pytestmark = pytest.mark.integration
 
@@ -263,6 +270,67 @@ def absent_and_back(alert: Alert) -> dict[str, Any]:
             firing(alert["alert"], 60, 0),
         ],
     }
+
+
+@asynccontextmanager
+async def service(database: Database, port: int = 0) -> AsyncIterator[int]:
+    """Serve the metrics of a database; yields the port."""
+    options, stop = ServerOptions(port=port), asyncio.Event()
+    listener = bind(options)
+    serving = asyncio.create_task(serve(scraping.build(database), listener, options, time.time, stop))
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        stop.set()
+        await serving
+
+
+async def scraped(port: int, metric: str) -> str:
+    """What a scrape has of a metric, as promtool writes it: `_` where nobody answers."""
+    try:
+        async with aiohttp.request("GET", f"http://127.0.0.1:{port}/metrics") as answer:
+            text = await answer.text()
+    except aiohttp.ClientConnectorError:
+        return "_"
+    (sample,) = re.findall(rf"^{metric} (\S+)$", text, re.MULTILINE)
+    return f"{float(sample):g}"
+
+
+async def test_a_service_that_is_stopped_raises_its_alert_until_it_is_started(
+    database: Database, tmp_path: Path
+) -> None:
+    (alert,) = (alert for alert in alerts(ALERTS.read_text()) if alert["alert"] == NOT_THERE.name)
+    (metric,) = set(OURS.findall(alert["expr"]))
+    async with service(database) as port:
+        before = await scraped(port, metric)
+    stopped = await scraped(port, metric)
+    async with service(database, port):
+        after = await scraped(port, metric)
+    seen = [before, stopped, after]
+    assert seen == ["1", "_", "1"]
+    assert alert["expr"] == f"absent({metric}) or max({metric}) == 0"
+    assert [_is_not_there(sample) for sample in seen] == [False, True, False]
+    if promtool := shutil.which("promtool"):
+        test = {
+            "interval": "1m",
+            "input_series": [
+                {"series": f'{metric}{{instance="one"}}', "values": f"{before}x9 {stopped}x19 {after}x29"}
+            ],
+            "promql_expr_test": [
+                firing(alert["alert"], 9, 0),
+                firing(alert["alert"], 25, 1),
+                firing(alert["alert"], 50, 0),
+            ],
+        }
+        path = tmp_path / "tests.yml"
+        path.write_text(yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [test]}))
+        code, output = ran(promtool, "test", "rules", str(path))
+        assert code == 0, output
+
+
+def _is_not_there(sample: str) -> bool:
+    """The alert's expression for the only instance: no sample, or 0."""
+    return sample in ("_", "0")
 
 
 def test_prometheus_accepts_the_alerts(promtool: str) -> None:

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from vaultevents.cli.options import ConfigOption, JsonOption, time_of
 from vaultevents.cli.progress import RowProgress
 from vaultevents.cli.settings import settings_of
-from vaultevents.cli.terminal import complete, put_json, put_table, say
+from vaultevents.cli.terminal import complete, put_json, put_page, put_table, say
 from vaultevents.config import Settings
 from vaultevents.core.audit_chain import AuditEntry, time_text
 from vaultevents.core.errors import InputError, OperatorError
@@ -178,16 +178,15 @@ def audit_log_entries(
     if as_json:
         put_json({"entries": [_entry(entry) for entry in found[:limit]], "next": following})
         return
-    put_table(
+    put_page(
         ("number", "time", "actor", "action", "subject", "account"),
         [
             (entry.seq, time_text(entry.at), entry.actor, entry.action, entry.subject, entry.account_id)
             for entry in found[:limit]
         ],
+        following,
         "no entry",
     )
-    if following is not None:
-        say(f"more: --before {following}")
 
 
 async def _entries(

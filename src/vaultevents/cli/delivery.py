@@ -10,7 +10,7 @@ import typer
 
 from vaultevents.cli.options import BeforeOption, ConfigOption, JsonOption, LimitOption, one_of
 from vaultevents.cli.settings import settings_of
-from vaultevents.cli.terminal import Fact, Rows, complete, put, put_json, put_table, say
+from vaultevents.cli.terminal import Fact, Rows, complete, put, put_json, put_page
 from vaultevents.core.errors import InputError
 from vaultevents.store import webhook_search
 from vaultevents.store.history import AttemptFacts
@@ -31,10 +31,8 @@ def delivery_list(
     as_json: JsonOption = False,
 ) -> None:
     """List deliveries, newest first."""
-    if state is not None:
-        one_of(DELIVERY_STATES, state, "--state")
+    wanted = DeliveryFilter(account, webhook, None if state is None else one_of(DELIVERY_STATES, state, "--state"))
     settings = settings_of(config)
-    wanted = DeliveryFilter(account, webhook, next((known for known in DELIVERY_STATES if known == state), None))
 
     async def work() -> DeliveryPage:
         async with open_store(settings) as store, store.database.statement() as connection:
@@ -45,16 +43,15 @@ def delivery_list(
         rows = [delivery_json(row) for row in page.rows]
         put_json({"deliveries": rows, "next": page.next_before, "scanned": page.scanned})
         return
-    put_table(
+    put_page(
         ("delivery", "created", "state", "attempts", "next attempt", "webhook", "event"),
         [
             (row.id, _at(row.created_at), row.state, row.attempts, _next(row), row.webhook_id, row.event_id)
             for row in page.rows
         ],
+        page.next_before,
         "no delivery matches" if page.scanned is None else f"none of the {page.scanned:,} deliveries looked at matches",
     )
-    if page.next_before is not None:
-        say(f"more: --before {page.next_before}")
 
 
 @delivery.command("show")

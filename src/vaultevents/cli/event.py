@@ -14,7 +14,18 @@ import typer
 from vaultevents.cli.delivery import attempts_table, delivery_json
 from vaultevents.cli.options import BeforeOption, ConfigOption, JsonOption, LimitOption, one_of, time_of
 from vaultevents.cli.settings import settings_of
-from vaultevents.cli.terminal import Fact, complete, printable, put, put_bytes, put_json, put_table, say, stopping
+from vaultevents.cli.terminal import (
+    Fact,
+    complete,
+    printable,
+    put,
+    put_bytes,
+    put_json,
+    put_page,
+    put_table,
+    say,
+    stopping,
+)
 from vaultevents.config import Settings
 from vaultevents.core.errors import DatabaseUnavailable, InputError
 from vaultevents.core.events import EVENT_TYPES
@@ -83,16 +94,15 @@ def event_list(
         rows = [_row_json(row) for row in page.rows]
         put_json({"events": rows, "next": page.next_before, "scanned": page.scanned})
         return
-    put_table(
+    put_page(
         ("time", "type", "account", "vault", "block", "state", "id"),
         [
             (_at(row), row.event_type, row.account_id, row.vault_id, row.block_number, _state(row), row.id)
             for row in page.rows
         ],
+        page.next_before,
         "no stored event matches" if page.scanned is None else f"none of the {page.scanned:,} events looked at matches",
     )
-    if page.next_before is not None:
-        say(f"more: --before {page.next_before}")
 
 
 @event.command("show")

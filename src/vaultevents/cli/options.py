@@ -14,6 +14,7 @@ from vaultevents.core.errors import ConfigError, InputError
 from vaultevents.core.retries import parse_schedule
 
 T = TypeVar("T")
+Choice = TypeVar("Choice", bound=str)
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
@@ -36,10 +37,12 @@ DAY_S: Final = 24 * 3600
 MAX_KEY_FILE_BYTES: Final = 64 * 1024
 
 
-def one_of(allowed: Sequence[str], value: str, option: str) -> None:
-    """Refuse any other value as wrong usage."""
-    if value not in allowed:
-        raise typer.BadParameter(f"'{value}' is not one of {', '.join(allowed)}", param_hint=option)
+def one_of(allowed: Sequence[Choice], value: str, option: str) -> Choice:
+    """Return the allowed value that it is; refuse any other one as wrong usage."""
+    for choice in allowed:
+        if choice == value:
+            return choice
+    raise typer.BadParameter(f"'{value}' is not one of {', '.join(allowed)}", param_hint=option)
 
 
 def overlap_of(text: str, *, most_days: int) -> int:

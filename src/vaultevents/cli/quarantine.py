@@ -10,7 +10,7 @@ import typer
 
 from vaultevents.cli.options import ConfigOption, JsonOption, one_of
 from vaultevents.cli.settings import settings_of
-from vaultevents.cli.terminal import complete, put_json, put_table, say
+from vaultevents.cli.terminal import complete, put_json, put_page, say
 from vaultevents.config import Settings
 from vaultevents.core.errors import InputError, SourceUnavailable
 from vaultevents.core.logs import owners_of
@@ -68,7 +68,7 @@ def quarantine_list(
     if as_json:
         put_json({"open": counted, "logs": [_facts(row, registry) for row in shown], "next": following})
         return
-    put_table(
+    put_page(
         ("id", "state", "stream", "block", "log", "more", "address", "vaults", "first seen", "reason"),
         [
             (
@@ -78,10 +78,9 @@ def quarantine_list(
             )
             for row in shown
         ],
+        following,
         "no log is quarantined" if state == "all" else f"no quarantined log is {state}",
     )
-    if following is not None:
-        say(f"more: --before {following}")
 
 
 @quarantine.command("show")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Annotated
 
 import structlog
 import typer
 
-from vaultevents.cli.estimate import Estimate, estimate
 from vaultevents.cli.options import ConfigOption, JsonOption
 from vaultevents.cli.progress import SpanProgress
 from vaultevents.cli.settings import settings_of
@@ -31,13 +30,13 @@ from vaultevents.core.spans import Span
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 from vaultevents.store.reports import StoredReport, reports_in
-from vaultevents.store.validators import epoch_at
 from vaultevents.watch.reports import Resolver
 from vaultevents.watch.streams import Stream
 from vaultevents.watch.watcher import Advanced, pauses, run
 from vaultevents.wiring.database import open_store, service_clock
 from vaultevents.wiring.node_state import keeping_learned_limits
 from vaultevents.wiring.process_memory import tune_memory
+from vaultevents.wiring.replay_range import Estimates, Range, estimate_streams, positions, refuse_unfinished
 from vaultevents.wiring.sources import Sources, open_sources, setting_of
 
 log = structlog.get_logger("cli")
@@ -88,14 +87,6 @@ def replay(
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """What to replay, in blocks or in epochs."""
-
-    unit: Literal["block", "epoch"]
-    span: Span
-
-
-@dataclass(frozen=True, slots=True)
 class Failure:
     """A stream that was not replayed, or one report of it, by its timestamp, its CID and the kind of the failure."""
 
@@ -141,38 +132,25 @@ def _range(from_block: int | None, to_block: int | None, from_epoch: int | None,
     raise typer.BadParameter("give --from-block and --to-block, or --from-epoch and --to-epoch")
 
 
-@dataclass(frozen=True, slots=True)
-class Estimates:
-    """One estimate for each stream; `unknown` has the streams without one, with the reason."""
-
-    streams: list[Estimate]
-    unknown: dict[str, str]
-    log_range_blocks: int
-
-
 async def _estimate(settings: Settings, wanted: Range) -> Estimates:
     async with open_store(settings) as store:
         clock = await service_clock(store.database)
         async with open_sources(settings, store.database, clock, without_beacon=True) as sources:
-            await _refuse_unfinished(sources, wanted)
-            unknown = {name: str(error) for name, error in sources.unopened.items()}
-            outbox, found = Outbox(store.database), []
+            await refuse_unfinished(sources, wanted)
+            spans, unknown = dict[str, Span](), dict[str, str]()
             for stream in sources.streams:
                 try:
-                    span = _up_to(await _positions(stream, sources, wanted), await stream.source.head())
+                    span = _up_to(await positions(sources, stream.unit, wanted), await stream.source.head())
                     if span is not None:
-                        found.append(await estimate(stream, sources.chain, outbox, span))
+                        spans[stream.source.stream] = span
                 except SourceUnavailable as error:
                     unknown[stream.source.stream] = str(error)
-            return Estimates(found, unknown, sources.chain.log_range_blocks)
+            found = await estimate_streams(sources, store.database, spans)
+            return replace(found, unknown={**found.unknown, **unknown})
 
 
 def _put_estimate(found: Estimates, *, as_json: bool) -> None:
-    total = {
-        "requests": sum(estimated.requests for estimated in found.streams),
-        "calls": sum(estimated.calls for estimated in found.streams),
-        "seconds": round(sum(estimated.seconds for estimated in found.streams), 1),
-    }
+    total = {"requests": found.requests, "calls": found.calls, "seconds": found.seconds}
     if as_json:
         unknown = [{"stream": name, "problem": problem} for name, problem in found.unknown.items()]
         streams = [asdict(estimated) for estimated in found.streams]
@@ -206,7 +184,7 @@ async def _replay(settings: Settings, wanted: Range, *, deliver: bool) -> tuple[
             open_sources(settings, store.database, clock, without_beacon=True) as sources,
             keeping_learned_limits(store.database, sources.pools),
         ):
-            await _refuse_unfinished(sources, wanted)
+            await refuse_unfinished(sources, wanted)
             tune_memory()
             with SpanProgress() as progress:
                 work = _Replay(settings, store.database, sources, wanted, progress.advanced, deliver=deliver)
@@ -246,19 +224,19 @@ class _Replay:
 
     async def _stream(self, stream: Stream) -> None:
         name = stream.source.stream
-        positions = await _positions(stream, self._sources, self._wanted)
+        wanted = await positions(self._sources, stream.unit, self._wanted)
         if stream.unit == "epoch":
-            await self._discover(positions.last, required=name == "validators")
+            await self._discover(wanted.last, required=name == "validators")
         head = await stream.source.head()
-        span = _up_to(positions, head)
+        span = _up_to(wanted, head)
         if span is not None and name == "reports" and self._sources.resolver is not None:
             await self._reports(stream, span, self._sources.resolver)
         elif span is not None:
             await self._read(stream, span)
-        if name == "validators" and positions.last > head:
+        if name == "validators" and wanted.last > head:
             raise SourceUnavailable(
                 "the beacon node in use",
-                f"activations and exits are known up to epoch {head} and not to {positions.last}: wait until the node "
+                f"activations and exits are known up to epoch {head} and not to {wanted.last}: wait until the node "
                 "has finalized more, and replay again",
             )
 
@@ -351,40 +329,6 @@ class _Replay:
         log.warning("replay_failed", stream=stream, report=timestamp, problem=failure.problem)
 
 
-async def _refuse_unfinished(sources: Sources, wanted: Range) -> None:
-    """Raise `InputError` for a range that is not final in its own unit, or of epochs without a beacon chain."""
-    if wanted.unit == "epoch" and sources.time is None:
-        if not sources.unopened:
-            raise InputError(
-                "epochs are those of the beacon chain: name a node in beacon.urls, or give a range of blocks"
-            )
-        return  # where the epochs lie is not known, which is the failure of each stream
-    final = await sources.chain.final_head()
-    if wanted.unit == "block" or sources.time is None:
-        head = final.number
-    else:
-        head = epoch_at(sources.time, final.timestamp_s) - 1  # complete as soon as a later one has a final block
-    if wanted.span.last > head:
-        raise InputError(f"{wanted.unit} {wanted.span.last} is not final and complete yet: replay up to {head}")
-
-
-async def _positions(stream: Stream, sources: Sources, wanted: Range) -> Span:
-    """Return the positions of a stream that belong to the range, whether or not they are there yet.
-
-    Of the other unit's streams the range takes every position that it touches.
-    """
-    span = wanted.span
-    if stream.unit == wanted.unit:
-        return span
-    if sources.time is None:
-        raise next(iter(sources.unopened.values()))
-    if stream.unit == "block":
-        first = await sources.chain.first_block_at(sources.time.epoch_start_s(span.first))
-        return Span(first, await sources.chain.first_block_at(sources.time.epoch_start_s(span.last + 1)) - 1)
-    ends = [(await sources.chain.header(block)).timestamp_s for block in (span.first, span.last)]
-    return Span(*(epoch_at(sources.time, seconds) for seconds in ends))
-
-
-def _up_to(positions: Span, head: int) -> Span | None:
+def _up_to(wanted: Span, head: int) -> Span | None:
     """Cut off what lies beyond the head; None where nothing is left."""
-    return Span(positions.first, min(positions.last, head)) if positions.first <= head else None
+    return Span(wanted.first, min(wanted.last, head)) if wanted.first <= head else None

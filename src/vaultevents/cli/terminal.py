@@ -207,6 +207,13 @@ def put_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str)
     put([Rows.of(columns, rows, empty)])
 
 
+def put_page(columns: Sequence[str], rows: Iterable[Sequence[Any]], following: int | None, empty: str) -> None:
+    """Write a page of a list, and where the next one begins; without any row `empty`."""
+    put_table(columns, rows, empty)
+    if following is not None:
+        say(f"more: --before {following}")
+
+
 def put(parts: Iterable[Fact | Rows]) -> None:
     """Write facts and tables: in columns that fit a terminal, or as plain lines."""
     if not is_styled():

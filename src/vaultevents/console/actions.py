@@ -1,4 +1,4 @@
-"""Actions: each is a posted form and runs the function that the API or a command runs, which records it (rule T22)."""
+"""Actions on webhooks: posted forms that run what the API or a command runs, which records it (rule T22)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from vaultevents.console.rendering import render
 from vaultevents.core.errors import InputError
 from vaultevents.core.sealing import NONCE_BYTES, Secret
 from vaultevents.core.signing import SECRET_BYTES, new_secret
-from vaultevents.store import cursors, resends, webhooks
-from vaultevents.store.cursors import StreamState
+from vaultevents.store import resends, webhooks
 from vaultevents.store.webhook_search import webhook as find_row
 
 Act = Callable[[Request, str], Awaitable[Response]]
@@ -29,7 +28,7 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def routes(context: ConsoleContext) -> list[Route]:
-    """Return the routes of the actions: on one webhook, and the page `/replay`."""
+    """Return the routes of the actions on one webhook."""
     database = context.database
 
     async def enable(request: Request, webhook_id: str) -> Response:
@@ -94,22 +93,6 @@ def routes(context: ConsoleContext) -> list[Route]:
             request, "secret.html", webhook_id=webhook_id, secret=secret.reveal(), until=until, overlap=overlap
         )
 
-    async def show_replay(request: Request) -> Response:
-        async with database.transaction() as connection:
-            found = await cursors.states(connection)
-        return render(
-            request, "replay.html", streams=found, units=_units(found), done=request.query_params.get("done") == "1"
-        )
-
-    async def replay(request: Request) -> Response:
-        form = form_of(request)
-        unit = fields.choice(form, "unit", ("block", "epoch"))
-        if unit is None:
-            raise InputError("'unit' is missing: choose blocks or epochs")
-        first, last = fields.required_number(form, "first"), fields.required_number(form, "last")
-        await cursors.read_again(database, "epoch" if unit == "epoch" else "block", first, last)
-        return RedirectResponse("/replay?done=1", 303)
-
     acts: dict[str, Act] = {
         "enable": enable,
         "pause": pause,
@@ -119,12 +102,8 @@ def routes(context: ConsoleContext) -> list[Route]:
         "rotate-secret": rotate_secret,
     }
     return [
-        *(
-            Route(f"/webhooks/{{webhook_id}}/{name}", _on_webhook(context, act), methods=["POST"])
-            for name, act in acts.items()
-        ),
-        Route("/replay", show_replay, methods=["GET"]),
-        Route("/replay", replay, methods=["POST"]),
+        Route(f"/webhooks/{{webhook_id}}/{name}", _on_webhook(context, act), methods=["POST"])
+        for name, act in acts.items()
     ]
 
 
@@ -144,8 +123,3 @@ def _on_webhook(context: ConsoleContext, act: Act) -> Callable[[Request], Awaita
 
 def _back(webhook_id: str, **query: object) -> Response:
     return RedirectResponse(with_query(webhook_url(webhook_id), query), 303)
-
-
-def _units(found: list[StreamState]) -> list[str]:
-    """Return the units of which a stream was begun, blocks first."""
-    return sorted({state.unit for state in found})

@@ -19,6 +19,7 @@ from vaultevents.console import (
     login,
     nodes,
     overview,
+    replays,
     reports,
     streams,
     vaults,
@@ -29,7 +30,7 @@ from vaultevents.console.context import ConsoleContext
 from vaultevents.console.live import stream_route
 from vaultevents.console.rendering import database_away, render_message, static_file
 from vaultevents.console.sessions import Sessions
-from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable, InputError
+from vaultevents.core.errors import DatabaseUnavailable, DatabaseUnusable, OperatorError, SourceUnavailable
 
 STATIC: Final = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
@@ -45,6 +46,7 @@ def build(context: ConsoleContext) -> ASGIApp:
         *webhooks.routes(context),
         *vaults.routes(context),
         *actions.routes(context),
+        *replays.routes(context),
         *configuration.routes(context),
         stream_route(context, {page.topic: page for page in (*live_pages, *configuration.check_changes(context))}),
         *(Route(f"/static/{name}", _static(name, kind)) for name, kind in STATIC.items()),
@@ -54,7 +56,8 @@ def build(context: ConsoleContext) -> ASGIApp:
         exception_handlers={
             DatabaseUnavailable: _away,
             DatabaseUnusable: _away,
-            InputError: _wrong_input,
+            OperatorError: _wrong_input,
+            SourceUnavailable: _node_away,
             HTTPException: _refused,
             Exception: _failed,
         },
@@ -74,6 +77,10 @@ async def _away(request: Request, _: Exception) -> Response:
 
 async def _wrong_input(request: Request, error: Exception) -> Response:
     return render_message(request, 400, "This cannot be done", f"{error}.")
+
+
+async def _node_away(request: Request, error: Exception) -> Response:
+    return render_message(request, 503, "A node does not answer", f"Nothing was done. {error}. Try again later.")
 
 
 async def _refused(request: Request, error: Exception) -> Response:

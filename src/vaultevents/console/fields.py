@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from vaultevents.core.errors import InputError
+
+Choice = TypeVar("Choice", bound=str)
 
 MAX_CHARS: Final = 500
 MAX_NUMBER: Final = 2**63 - 1
@@ -28,12 +30,21 @@ def shown(fields: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     return {name: "".join(filter(str.isprintable, fields.get(name, "")))[:MAX_CHARS].strip() for name in names}
 
 
-def choice(fields: Mapping[str, str], name: str, choices: Collection[str]) -> str | None:
+def choice(fields: Mapping[str, str], name: str, choices: Collection[Choice]) -> Choice | None:
     """Return one of the choices; None for none."""
     value = text(fields, name)
-    if value is not None and value not in choices:
+    found = next((known for known in choices if known == value), None)
+    if value is not None and found is None:
         raise InputError(f"'{value}' cannot be '{name}': choose one of {', '.join(choices)}")
-    return value
+    return found
+
+
+def chosen(fields: Mapping[str, str], name: str, choices: Collection[str]) -> list[str]:
+    """Return the choices whose boxes, named `name.choice`, are checked; all of them where none is."""
+    given = {field.removeprefix(f"{name}.") for field in fields if field.startswith(f"{name}.")}
+    if unknown := given - set(choices):
+        raise InputError(f"'{min(unknown)}' cannot be '{name}': choose some of {', '.join(choices)}")
+    return [value for value in choices if not given or value in given]
 
 
 def number(fields: Mapping[str, str], name: str) -> int | None:

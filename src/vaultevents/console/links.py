@@ -21,9 +21,9 @@ def account_url(account_id: str) -> str:
     return f"/vaults/{quote(account_id, safe='')}"
 
 
-def vault_url(account_id: str, vault_id: str) -> str:
-    """Return the path of the page of one vault."""
-    return f"{account_url(account_id)}/{quote(vault_id, safe='')}"
+def vault_url(account_id: str, vault_id: str, action: str = "") -> str:
+    """Return the path of the page of one vault, or of an action on it."""
+    return f"{account_url(account_id)}/{quote(vault_id, safe='')}" + (f"/{action}" if action else "")
 
 
 def with_query(path: str, values: Mapping[str, object]) -> str:

@@ -74,7 +74,9 @@ def page(context: ConsoleContext) -> LivePage:
     progress = Progress()
 
     async def read_figures() -> Figures:
-        facts = await verdict_facts.read(context.database, disks=disks(context.settings))
+        facts = await verdict_facts.read(
+            context.database, disks=disks(context.settings), chain_behind_s=context.chain_behind_s()
+        )
         async with context.database.transaction() as connection:
             day = await console_overview.day(connection)
             minutes = await console_overview.minutes(connection)

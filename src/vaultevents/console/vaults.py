@@ -17,8 +17,9 @@ from vaultevents.console.charts import Column, stacked_bars, swatch
 from vaultevents.console.context import ConsoleContext, in_time
 from vaultevents.console.rendering import render
 from vaultevents.core.units import WEI_PER_ETH, checksum, eth_text
-from vaultevents.store import apikeys, vault_overview
+from vaultevents.store import apikeys, cursors, vault_overview
 from vaultevents.store.apikeys import ApiKey
+from vaultevents.store.cursors import StreamState
 from vaultevents.store.key_uses import last_uses
 from vaultevents.store.vault_overview import AccountPage, AccountRow, Daily, ReportFacts, VaultPage, VaultRow
 
@@ -56,7 +57,7 @@ def routes(context: ConsoleContext) -> list[Route]:
         found = await in_time(_read_vault(context, account_id, vault_id))
         if found is None:
             raise HTTPException(404)
-        row, daily, report, now = found
+        row, daily, report, streams, now = found
         return render(
             request,
             "vault.html",
@@ -67,6 +68,8 @@ def routes(context: ConsoleContext) -> list[Route]:
             happened=[day for day in reversed(daily.days) if day.fundings or day.claims],
             since=daily.since,
             report=report,
+            streams=streams,
+            done=request.query_params.get("done") == "backfill",
             now=now,
             checksum=checksum,
             eth_text=eth_text,
@@ -97,14 +100,15 @@ async def _read_account(context: ConsoleContext, account_id: str, after: str) ->
 
 async def _read_vault(
     context: ConsoleContext, account_id: str, vault_id: str
-) -> tuple[VaultRow, Daily, ReportFacts | None, datetime] | None:
+) -> tuple[VaultRow, Daily, ReportFacts | None, list[StreamState], datetime] | None:
     now = await context.database.now()
     async with context.database.transaction() as connection:
         row = await vault_overview.vault(connection, account_id, vault_id)
         if row is None:
             return None
         daily = await vault_overview.daily(connection, account_id, vault_id, now)
-        return row, daily, await vault_overview.last_report(connection, account_id, vault_id), now
+        report = await vault_overview.last_report(connection, account_id, vault_id)
+        return row, daily, report, await cursors.states(connection), now
 
 
 def _chart(daily: Daily) -> Markup:

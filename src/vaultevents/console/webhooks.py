@@ -80,7 +80,7 @@ def routes(context: ConsoleContext) -> list[Route]:
         try:
             wanted = WebhookFilter(
                 fields.text(query, "account"),
-                fields.choice(query, "state", WEBHOOK_STATES),  # type: ignore[arg-type]  # one of these states
+                fields.choice(query, "state", WEBHOOK_STATES),
                 fields.text(query, "text"),
             )
             page, counts = await in_time(_search(context, wanted, fields.text(query, "before")))
@@ -105,7 +105,7 @@ def routes(context: ConsoleContext) -> list[Route]:
         query = request.query_params
         state = fields.choice(query, "state", DELIVERY_STATES)
         test_id = fields.text(query, "test")
-        wanted = DeliveryFilter(webhook_id=webhook_id, state=state)  # type: ignore[arg-type]  # one of these states
+        wanted = DeliveryFilter(webhook_id=webhook_id, state=state)
         view = await in_time(_read(context, webhook_id, wanted, fields.number(query, "before"), test_id))
         if view is None:
             raise HTTPException(404)

@@ -11,6 +11,8 @@ from vaultevents.store.pool import Database
 
 LINK_VALID_S: Final = 600
 SESSION_VALID_S: Final = 12 * 3600
+LINK_ID_DIGITS: Final = 16
+"""The audit log names a link by so many digits of its digest, which do not disclose its code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ async def add_link(database: Database, digest: bytes, made_by: str) -> datetime:
             made_by,
             LINK_VALID_S,
         )
+        await record(connection, made_by, "console.link", f"cl-{digest.hex()[:LINK_ID_DIGITS]}")
     return valid_until
 
 
@@ -73,4 +76,6 @@ async def find_session(database: Database, digest: bytes) -> ConsoleSession | No
 async def end_session(database: Database, digest: bytes) -> None:
     """End a session in every process."""
     async with database.transaction() as connection:
-        await connection.execute("delete from console_sessions where digest = $1", digest)
+        session_id = await connection.fetchval("delete from console_sessions where digest = $1 returning id", digest)
+        if session_id is not None:
+            await record(connection, f"console:{session_id}", "console.logout", session_id)

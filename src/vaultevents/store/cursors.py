@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,7 @@ from vaultevents.core.spans import Span, subtract
 from vaultevents.store.audit_log import record
 from vaultevents.store.pool import Connection, Database
 from vaultevents.store.registry import first_block, lock_registry
+from vaultevents.store.reports import reopen_reports
 
 Unit = Literal["block", "epoch"]
 EPOCH_STREAMS = ("validators", "withdrawals")
@@ -118,28 +119,53 @@ async def backfill(connection: Connection, stream: str, first: int, last: int | 
     return await _insert(connection, stream, subtract(Span(first, last), ready.backfills))
 
 
-async def read_again(database: Database, unit: Unit, first: int, last: int) -> dict[str, list[Span]]:
-    """Have the running watcher read a range once more, in every stream of the unit, beside what it reads live.
+async def read_again(database: Database, wanted: Mapping[str, Span], subject: str) -> dict[str, list[Span]]:
+    """Have the running watcher read a span of each stream once more, beside what it reads live.
 
     What is missing is stored and delivered; what is stored is compared, and left as it is. Nothing is read that was
-    never read, and nothing twice that an open backfill is going to read. Returns the new backfills of each stream.
-    Raises `InputError` for a range in which nothing was read.
+    never read, and nothing twice that an open backfill is going to read. The files of reports in the span are fetched
+    again. Returns the new backfills of each stream. Raises `InputError` where there is nothing to read.
     """
-    if first > last:
-        raise InputError(f"{unit} {last} lies before {unit} {first}: exchange them")
     async with database.transaction() as connection:
         await lock_registry(connection)
         found: dict[str, list[Span]] = {}
         for state in await states(connection):
-            begin, end = max(first, state.first), min(last, state.ready.position)
-            if state.unit == unit and begin <= end:
-                gaps = subtract(Span(begin, end), state.ready.backfills)
-                found[state.stream] = await _insert(connection, state.stream, gaps)
+            span = state.read_of(wanted[state.stream]) if state.stream in wanted else None
+            if span is not None:
+                found[state.stream] = await _insert(connection, state.stream, subtract(span, state.ready.backfills))
         if not found:
-            raise InputError(f"nothing was read yet in {unit} {first} to {last}: choose another range")
-        if spans := {stream: [str(gap) for gap in gaps] for stream, gaps in found.items() if gaps}:
-            await record(connection, acting(), "stream.backfill", f"{unit} {first}-{last}", after=spans)
+            raise InputError(f"nothing was read yet in {subject}: choose another range")
+        after = _refuse_nothing(found, subject)
+        for gap in found.get("reports", []):
+            await reopen_reports(connection, gap.first, gap.last)
+        await record(connection, acting(), "stream.replay", subject, after=after)
     return found
+
+
+async def backfill_again(
+    database: Database, account_id: str, vault_id: str, wanted: Mapping[str, Span]
+) -> dict[str, list[Span]]:
+    """Begin the backfills of a vault anew, as its registration began them; `wanted` has the span of each stream.
+
+    What an open backfill is going to read is left to it. Returns the new backfills of each stream. Raises `InputError`
+    where there is nothing to read.
+    """
+    async with database.transaction() as connection:
+        await lock_registry(connection)
+        found = {stream: await backfill(connection, stream, span.first, span.last) for stream, span in wanted.items()}
+        after = _refuse_nothing(found, f"vault '{vault_id}'")
+        if "reports" in wanted:
+            await reopen_reports(connection, wanted["reports"].first, wanted["reports"].last)
+        await record(connection, acting(), "stream.backfill", vault_id, account_id=account_id, after=after)
+    return found
+
+
+def _refuse_nothing(found: Mapping[str, list[Span]], subject: str) -> dict[str, list[str]]:
+    """Return new backfills as the audit log has them. Raises `InputError` where there is none."""
+    spans = {stream: [str(gap) for gap in gaps] for stream, gaps in found.items() if gaps}
+    if not spans:
+        raise InputError(f"all of {subject} is still to be read by what runs already: see Streams, and wait for it")
+    return spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +176,11 @@ class StreamState:
     unit: Unit
     first: int
     ready: Readiness
+
+    def read_of(self, span: Span) -> Span | None:
+        """Return what of a span the live cursor has passed; None for nothing."""
+        first, last = max(span.first, self.first), min(span.last, self.ready.position)
+        return Span(first, last) if first <= last else None
 
 
 async def states(connection: Connection) -> list[StreamState]:

@@ -43,7 +43,10 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryFacts:
-    """One delivery; while an attempt is under way it is `in_flight` and has no next one."""
+    """One delivery; while an attempt is under way it is `in_flight` and has no next one.
+
+    `next_attempt_at` is when the next attempt is due; None: it is under way, or there will be none.
+    """
 
     id: int
     event_id: str
@@ -206,12 +209,14 @@ async def delivery(
     if row is None:
         return None
     attempts = await connection.fetch(_ATTEMPTS, account_id, webhook_id, row["id"], RESENDS_LISTED)
-    return DeliveryFacts(**row), [_attempt(attempt) for attempt in attempts]
+    return DeliveryFacts(**row), [attempt_of(attempt) for attempt in attempts]
 
 
-def _attempt(row: Record) -> AttemptFacts:
-    number, started_at, duration_ms, status, error, excerpt, address, resend, *phases = row
-    return AttemptFacts(number, started_at, duration_ms, status, error, excerpt, address, Timing(*phases), resend)
+def attempt_of(row: Record) -> AttemptFacts:
+    """Return the attempt or resend of a row."""
+    columns = ("number", "started_at", "duration_ms", "status", "error", "excerpt", "address", "resend")
+    phases = ("dns_ms", "connect_ms", "tls_ms", "first_byte_ms")
+    return AttemptFacts(**{name: row[name] for name in columns}, timing=Timing(*(row[name] for name in phases)))
 
 
 # Each a text of its own, so that its plan always uses its index.

@@ -58,12 +58,13 @@ async def add_reports(connection: Connection, logs: Sequence[ReportLog]) -> int:
     return added
 
 
-async def reopen_reports(connection: Connection, first_block: int) -> None:
-    """Make resolved reports pending again for a vault registered after them; no event is stored twice."""
+async def reopen_reports(connection: Connection, first_block: int, last_block: int | None = None) -> None:
+    """Make resolved reports pending again, so that their files are fetched again; no event is stored twice."""
     await connection.execute(
         "update reports set state = 'pending', attempts = 0, next_attempt_at = db_now()"
-        " where state = 'resolved' and block_number >= $1",
+        " where state = 'resolved' and block_number >= $1 and ($2::bigint is null or block_number <= $2)",
         first_block,
+        last_block,
     )
 
 

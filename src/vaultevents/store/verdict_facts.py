@@ -20,12 +20,17 @@ NO_HEADS: Final = MappingProxyType[str, int]({})
 
 
 async def read(
-    database: Database, *, disks: Mapping[str, Path] = NOTHING, heads: Mapping[str, int] = NO_HEADS
+    database: Database,
+    *,
+    disks: Mapping[str, Path] = NOTHING,
+    heads: Mapping[str, int] = NO_HEADS,
+    chain_behind_s: float = 0.0,
 ) -> Facts:
     """Read the facts; bounded statements, as those of a scrape. Raises `DatabaseUnavailable`.
 
     `heads` has the heads of streams that the caller has asked for, where this process does not watch. `disks` are
-    those of `wiring.database.disks`. What only the process knows that watches or serves the API is 0 elsewhere.
+    those of `wiring.database.disks`. `chain_behind_s` is how far the clock of a simulated chain is behind. What only
+    the process knows that watches or serves the API is 0 elsewhere.
     """
     stored = await gauges.read(database)
     async with database.statement() as connection:
@@ -39,7 +44,7 @@ async def read(
         flag_change_age_s=stored.flag_change_age_s,
         orphaned=stored.events_orphaned_lately,
         quarantine_open=stored.quarantine_open,
-        report_age_s=stored.report_age_s or 0.0,
+        report_age_s=max(0.0, (stored.report_age_s or 0.0) - chain_behind_s),
         report_pending_s=stored.report_pending_s,
         clock_offset_s=stored.clock_offset_s,
         webhooks=stored.webhooks,

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal, get_args
 
-from vaultevents.core.timing import Timing
 from vaultevents.core.webhooks import Webhook
-from vaultevents.store.history import APART, RESENDS_LISTED, AttemptFacts, DeliveryState
+from vaultevents.store.history import APART, RESENDS_LISTED, AttemptFacts, DeliveryFacts, DeliveryState, attempt_of
 from vaultevents.store.pool import Connection, Record
 from vaultevents.store.webhooks import UNTIL_ENABLED
 
 WebhookState = Literal["on", "failing", "parked", "paused", "off", "deleted"]
-WEBHOOK_STATES: Final = get_args(WebhookState)
-DELIVERY_STATES: Final = get_args(DeliveryState)
+WEBHOOK_STATES: Final[tuple[WebhookState, ...]] = get_args(WebhookState)
+DELIVERY_STATES: Final[tuple[DeliveryState, ...]] = get_args(DeliveryState)
 
 PENDING_COUNTED: Final = 1000
 LOOKED_AT: Final = 20_000
@@ -114,25 +113,12 @@ class DeliveryFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveryRow:
-    """One delivery: what `history.DeliveryFacts` says of it, with its account, webhook and event.
+class DeliveryRow(DeliveryFacts):
+    """One delivery with its account, webhook and event."""
 
-    `next_attempt_at` is when the next attempt is due; None: it is under way, or there will be none.
-    """
-
-    id: int
     account_id: str
     webhook_id: str
     event_seq: int
-    event_id: str
-    event_type: str
-    state: DeliveryState
-    in_flight: bool
-    attempts: int
-    created_at: datetime
-    next_attempt_at: datetime | None
-    finished_at: datetime | None
-    recovered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +239,7 @@ async def recent_attempts(connection: Connection, webhook_id: str) -> RecentAtte
 async def last_failures(connection: Connection, webhook_id: str, limit: int = 20) -> list[FailedAttempt]:
     """Return the newest attempts that were not accepted, newest first."""
     rows = await connection.fetch(_FAILURES, webhook_id, ATTEMPTS, list(APART), limit)
-    return [FailedAttempt(row["event_id"], _attempt(row)) for row in rows]
+    return [FailedAttempt(row["event_id"], attempt_of(row)) for row in rows]
 
 
 # Each part reads `$2` rows at most. What is pending may hide all that was attempted, so what lies before the oldest of
@@ -309,21 +295,6 @@ from failed a cross join lateral (
 """
 
 
-def _attempt(row: Record) -> AttemptFacts:
-    timing = Timing(row["dns_ms"], row["connect_ms"], row["tls_ms"], row["first_byte_ms"])
-    return AttemptFacts(
-        row["number"],
-        row["started_at"],
-        row["duration_ms"],
-        row["status"],
-        row["error"],
-        row["excerpt"],
-        row["address"],
-        timing,
-        row["resend"],
-    )
-
-
 async def deliveries(
     connection: Connection, wanted: DeliveryFilter, before: int | None = None, limit: int = 50
 ) -> DeliveryPage:
@@ -361,7 +332,7 @@ async def attempts_of(connection: Connection, found: Sequence[DeliveryRow]) -> M
     listed: defaultdict[int, list[AttemptFacts]] = defaultdict(list)
     if found:
         for row in await connection.fetch(_ATTEMPTS, *map(list, columns), RESENDS_LISTED):
-            listed[row["delivery_id"]].append(_attempt(row))
+            listed[row["delivery_id"]].append(attempt_of(row))
     return listed
 
 

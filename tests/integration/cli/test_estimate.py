@@ -8,12 +8,12 @@ import pytest
 
 from simulation_fixtures import drive, open_at, reading, register, rows
 from vaultevents.chain.execution.client import ExecutionOptions
-from vaultevents.cli.estimate import estimate
 from vaultevents.core.spans import Span
 from vaultevents.devnet.execution import ExecutionServer
 from vaultevents.devnet.simulation import Simulation
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
+from vaultevents.watch.estimate import estimate
 from vaultevents.watch.streams import Steps, logs_stream
 
 pytestmark = pytest.mark.integration

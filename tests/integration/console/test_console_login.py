@@ -135,7 +135,8 @@ async def test_every_route_needs_a_login_and_binds_the_browser(database: Databas
                 assert is_open or (await stranger.get(path, **{"X-Fragment": "main"})).status == 401
                 if path != "/live":  # whose answer does not end
                     answers.append(answer := await browser.get(path))
-                    assert answer.status in (200, 404), path  # of a path with a parameter
+                    # of a path with a parameter, and of a form without its fields
+                    assert answer.status in (200, 400 if path == "/replay/estimate" else 404), path
             if "POST" in methods and not is_open:
                 answers.append(answer := await stranger.post(path, {}))
                 assert is_refused(answer, 401, "not logged in"), path

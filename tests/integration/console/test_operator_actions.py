@@ -8,10 +8,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import pytest_asyncio
 
+from console_nodes import running_nodes
 from operator_pages import Operator, Sample, operator, sample
 from store_factories import KEY, change, own_database, rows, values, webhook
 from vaultevents.core.audit_chain import AuditEntry
 from vaultevents.core.sealing import open_sealed
+from vaultevents.core.spans import Span
 from vaultevents.store import audit_log, cursors
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.postgres.embedded import ServerAddress
@@ -24,7 +26,7 @@ EVENTS = "select id from events order by seq"
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def full(postgres18: ServerAddress) -> AsyncIterator[Sample]:
-    async with sample(postgres18) as found:
+    async with running_nodes(600, 10) as nodes, sample(postgres18, nodes) as found:
         yield found
 
 
@@ -126,9 +128,9 @@ async def test_a_range_is_read_again_by_the_watcher(full: Sample) -> None:
     assert "100..200" in done.words
     assert [(c.position + 1, c.stop) for c in await Outbox(database).backfills("logs")] == [(100, 200)]
     entry = await newest_act(full.operator)
-    assert (entry.action, entry.subject) == ("stream.backfill", "block 100-200")
+    assert (entry.action, entry.subject) == ("stream.replay", "block 100-200")
     # what is going to be read anyway is not read twice, and nothing that was never read
-    await full.operator.submit("/replay", {"unit": "block", "first": "0", "last": "9999"})
+    await full.operator.submit("/replay", {"unit": "block", "first": "0", "last": "550"})
     found = [(c.position + 1, c.stop) for c in await Outbox(database).backfills("logs")]
     assert found == [(100, 200), (1, 99), (201, 500)]
 
@@ -138,7 +140,8 @@ async def test_a_range_is_read_again_by_the_watcher(full: Sample) -> None:
     [
         ({"unit": "block", "first": "9", "last": "8"}, "exchange them"),
         ({"unit": "block", "first": "501", "last": "502"}, "nothing was read yet"),
-        ({"unit": "epoch", "first": "0", "last": "5"}, "nothing was read yet"),
+        ({"unit": "epoch", "first": "75", "last": "76"}, "nothing was read yet"),
+        ({"unit": "block", "first": "0", "last": "9999"}, "is not final"),
         ({"unit": "block", "first": "x", "last": "5"}, "write a whole number"),
         ({"unit": "block", "first": "", "last": "5"}, "is missing"),
         ({"unit": "year", "first": "1", "last": "5"}, "choose one of"),
@@ -154,7 +157,7 @@ async def test_audits_stay_where_they_are_when_a_range_is_read_again(postgres18:
         await cursors.open_stream(database, "logs", 100, None)
         await cursors.open_audits(database, "logs", ["node"])
         await change(database, "update cursors set position = 500 where kind in ('live', 'audit')")
-        await cursors.read_again(database, "block", 200, 300)
+        await cursors.read_again(database, {"logs": Span(200, 300)}, "block 200-300")
         assert await values(database, "select position from cursors where kind = 'audit'") == [500]
 
 

@@ -1,4 +1,4 @@
-"""replay --estimate: how much a replay is going to ask and how long that may take, from a few small samples of it."""
+"""Estimate how much a replay is going to ask and how long that may take, from a few small samples of it."""
 
 from __future__ import annotations
 
