@@ -80,7 +80,8 @@ def _cache_layouts() -> None:
     """Derive the layout of an SSZ container once for its class, not at each access to a field: a fifth of the time."""
     container: Any = import_module("remerkleable.complex").Container
     for name in ("fields", "tree_depth", "item_elem_cls"):
-        setattr(container, name, classmethod(cache(getattr(container, name).__func__)))
+        cached: Any = cache(getattr(container, name).__func__)
+        setattr(container, name, classmethod(cached))
 
 
 def _helpers(name: str) -> Any:

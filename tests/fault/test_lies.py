@@ -35,7 +35,7 @@ pytestmark = pytest.mark.fault
 
 GROWTH = 20
 STALL_S = 3.0
-"""A stream that has not moved for so long, or in so many attempts as `ending` counts, and has a problem, has stalled."""
+"""A stream has stalled that has not moved for so long, or in as many attempts as `ending` counts, and has a problem."""
 
 
 class Setup(StrEnum):
