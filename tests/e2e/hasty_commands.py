@@ -6,5 +6,5 @@ from vaultevents.cli import main
 from vaultevents.watch import watcher
 
 if __name__ == "__main__":
-    watcher.BACKOFF_S = (0.05,)
+    watcher.BACKOFF_S = (0.01, 0.02, 0.05, 0.1, 0.1, 0.1)
     main()
