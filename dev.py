@@ -12,8 +12,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NoReturn
 
@@ -30,9 +32,9 @@ def say(text: str) -> None:
     print(f"dev.py: {text}", file=sys.stderr, flush=True)
 
 
-def stop(text: str) -> None:
+def stop(text: str, code: int = 1) -> NoReturn:
     say(text)
-    sys.exit(1)
+    sys.exit(code)
 
 
 def digest(*files: Path) -> str:
@@ -109,28 +111,47 @@ def run(*command: str, **variables: str) -> int:
     return subprocess.run([str(PYTHON), *command], cwd=ROOT, env=os.environ | variables, check=False).returncode
 
 
-def lint() -> int:
-    for tool in (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",)):
+def style() -> int:
+    for tool in (("ruff", "check", "."), ("ruff", "format", "--check", ".")):
         say(" ".join(tool))
         if code := run("-m", *tool):
             return code
     return 0
 
 
+def lint() -> int:
+    if code := style():
+        return code
+    say("mypy")
+    return run("-m", "mypy")
+
+
 def test(arguments: list[str]) -> int:
-    """Linters and types, then every test; with arguments only pytest, with these arguments."""
+    """Linters, then every test beside the types; with arguments only pytest, with these arguments."""
     environment("test")
     contracts()
     chromium()
     if arguments:
         return run("-m", "pytest", *arguments)
-    if code := lint():
+    if code := style():
         return code
     # Three workers for two cores: many tests wait for a clock, a lease or a killed server. By file, in the order of the
     # folders: the long tests of e2e/ and fault/ first, and the servers of a file started once.
     parallel = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
     # compiled test files are kept, also where the user turned that off: compiling them takes 10 s in every worker
-    code = run("-m", "pytest", *parallel, f"--junit-xml={RESULTS}", PYTHONDONTWRITEBYTECODE="")
+    variables = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}
+    say("mypy, and pytest beside it")
+    with tempfile.TemporaryFile() as found:
+        types = subprocess.Popen([str(PYTHON), "-m", "mypy"], cwd=ROOT, stdout=found, stderr=subprocess.STDOUT)
+        pytest = [str(PYTHON), "-m", "pytest", *parallel, f"--junit-xml={RESULTS}"]
+        with types, subprocess.Popen(pytest, cwd=ROOT, env=variables) as tests:
+            if code := types.wait():
+                tests.send_signal(signal.SIGINT)
+                tests.wait()
+                found.seek(0)
+                stop(f"mypy found errors, so the tests were stopped:\n{found.read().decode()}", code)
+            say("mypy found no errors")
+            code = tests.wait()
     say(f"results of each test: {RESULTS}")
     return code
 

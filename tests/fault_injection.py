@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from simulation_fixtures import in_background, open_at, register, rows, whole
 from timeouts import WAIT_TIMEOUT_S
@@ -31,6 +32,8 @@ from vaultevents.watch.wakeup import Wakeup
 BLOCKS, FORK, BEGUN = 120, 40, 60
 LAG = 20
 HANG_S = 0.4
+FUTILE_ATTEMPTS = 20
+"""A cursor that has failed so often in a row, with nothing moved meanwhile, has stalled."""
 OPTIONS = ExecutionOptions(
     headers="every",  # in backfills, too: with fewer headers the audit behind them finds what silence has hidden
     retry_wait_s=0.01,
@@ -76,16 +79,24 @@ class Scenario:
             if number % 5 == 4:
                 await asyncio.sleep(0.01)
 
-    async def ending(self, patience_s: float = WAIT_TIMEOUT_S, behind: int = 0) -> Ending:
-        """Once all is read, up to `behind` blocks before the end, or nothing has moved for `patience_s`."""
+    async def ending(
+        self, patience_s: float = WAIT_TIMEOUT_S, behind: int = 0, log: Sequence[MutableMapping[str, Any]] = ()
+    ) -> Ending:
+        """Once all is read, up to `behind` blocks before the end, or nothing has moved for `patience_s`.
+
+        With the `log` of the stream, which grows, also once each cursor that is behind has stalled.
+        """
         last = whole(self.simulation).last - behind
         loop = asyncio.get_running_loop()
-        seen, since_s = None, loop.time()
+        seen, since_s, moved_at = None, loop.time(), 0
         while loop.time() - since_s < patience_s:
             if (now := await self._progress()) != seen:
-                seen, since_s = now, loop.time()
+                seen, since_s, moved_at = now, loop.time(), len(log)
             position, backfills, _ = now
-            if position >= last and not backfills:
+            behind_kinds = {"live"} if position < last else set()
+            behind_kinds |= {"backfill"} if backfills else set()
+            failures = Counter(line.get("kind") for line in log[moved_at:] if line["event"] == "stream_waits")
+            if all(failures[kind] >= FUTILE_ATTEMPTS for kind in behind_kinds):
                 break
             await asyncio.sleep(0.03)
         return Ending(

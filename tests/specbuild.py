@@ -22,6 +22,7 @@ Minimal preset: 8 slots of 6 s per epoch, at most 4 withdrawals per block, 64 va
 from __future__ import annotations
 
 import sys
+from functools import cache
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -60,6 +61,7 @@ def build() -> SpecChain:
 
 
 def _specification() -> Any:
+    _cache_layouts()
     keys: Any = _helpers("keys")
     _ = [keys.pubkeys[index] for index in range(VALIDATORS + 1)]  # made lazily, and only with real BLS
     bls: Any = import_module("eth_consensus_specs.utils.bls")
@@ -72,6 +74,14 @@ def _specification() -> Any:
         MAX_PER_EPOCH_ACTIVATION_EXIT_CHURN_LIMIT=192 * GWEI_PER_ETH,
     )
     return spec
+
+
+def _cache_layouts() -> None:
+    """Derive the layout of an SSZ container once for its class, not at each access to a field: a fifth of the time."""
+    container: Any = import_module("remerkleable.complex").Container
+    for name in ("fields", "tree_depth", "item_elem_cls"):
+        cached: Any = cache(getattr(container, name).__func__)
+        setattr(container, name, classmethod(cached))
 
 
 def _helpers(name: str) -> Any:

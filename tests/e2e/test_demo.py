@@ -10,15 +10,19 @@ import pty
 import re
 import signal
 import struct
+import subprocess
 import sys
 import termios
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
-from command_line import CommandLine
+from command_line import PROGRAM, CommandLine, Ended
 from timeouts import WAIT_TIMEOUT_S
 from vaultevents.cli import demo
 from vaultevents.core.events import EVENT_TYPES
@@ -29,10 +33,61 @@ SAMPLE = re.compile(r"--- (\w+): delivered to \S+, verified; sent as (\d+) .*?\n
 LOSING_DEMO = str(Path(__file__).with_name("losing_demo.py"))
 
 
+@dataclass(frozen=True, slots=True)
+class Background:
+    """A demo that began with the first test of this file: it mostly waits, while other tests run."""
+
+    shell: CommandLine
+    process: subprocess.Popen[str]
+
+    @classmethod
+    @contextmanager
+    def running(
+        cls, home: Path, *program: str, arguments: Sequence[str] = (), **environment: str
+    ) -> Iterator[Background]:
+        shell = shell_of(home, **environment)
+        process = subprocess.Popen(
+            [sys.executable, *program, "demo", "--once", "--json", *arguments],
+            cwd=shell.home,
+            env=shell.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            yield cls(shell, process)
+        finally:
+            process.kill()
+            process.communicate()
+
+    async def ended(self) -> Ended:
+        stdout, stderr = await asyncio.to_thread(self.process.communicate, timeout=WAIT_TIMEOUT_S)
+        return Ended(self.process.returncode, stdout, stderr)
+
+
+def shell_of(home: Path, **environment: str) -> CommandLine:
+    (home / "tmp").mkdir()
+    return CommandLine.of(home, TMPDIR=str(home / "tmp"), **environment)
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> CommandLine:
-    (tmp_path / "tmp").mkdir()
-    return CommandLine.of(tmp_path, TMPDIR=str(tmp_path / "tmp"))
+    return shell_of(tmp_path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Background]:
+    settings = {"VAULTEVENTS_DATABASE_URL": "postgresql://me@127.0.0.1:1/production", "VAULTEVENTS_CHAIN_ID": "1"}
+    home = tmp_path_factory.mktemp("once")
+    with Background.running(home, *PROGRAM, arguments=("--seed", "3"), **settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module", autouse=True)
+def losing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Background]:
+    with Background.running(tmp_path_factory.mktemp("losing"), LOSING_DEMO) as running:
+        yield running
 
 
 def leftovers(shell: CommandLine) -> list[str]:
@@ -49,30 +104,6 @@ def repeated(seed: int) -> str:
     for _ in range(demo.LIVE_BLOCKS):
         simulation.step()
     return demo.digest((event_id, body) for (_, event_id), body in simulation.expected().items())
-
-
-async def test_once(shell: CommandLine) -> None:
-    """The operator's own settings are nothing to the demo."""
-    environment = {"VAULTEVENTS_DATABASE_URL": "postgresql://me@127.0.0.1:1/production", "VAULTEVENTS_CHAIN_ID": "1"}
-    done = (await shell.run("demo", "--once", "--json", "--seed", "3", **environment)).ok()
-    result = done.json
-    assert result["digest"] == repeated(3) != repeated(4), "ids and bodies are those of the seed"
-    assert result["event_types"]["funding_received"] >= 3
-    assert result["event_types"]["withdrawal_claimed"] >= 2
-    assert (result["lost"], result["extra"]) == (0, 0)
-    assert result["verified"] == result["deliveries"] > 0
-    assert len(done.stdout.splitlines()) == 1
-    assert leftovers(shell) == []
-
-
-async def test_a_demo_that_loses_something_says_so(shell: CommandLine) -> None:
-    losing = CommandLine(shell.home, shell.environment, (LOSING_DEMO,))
-    done = await losing.run("demo", "--once", "--json")
-    assert (done.code, done.words) == (1, [])
-    assert done.json["lost"] == 2
-    assert done.json["extra"] == 0
-    assert done.json["verified"] == done.json["deliveries"] - 1
-    assert leftovers(shell) == []
 
 
 async def test_lines_in_a_pipe_until_sigterm(shell: CommandLine) -> None:
@@ -148,6 +179,28 @@ async def test_a_table_on_a_terminal_until_ctrl_c(shell: CommandLine) -> None:
     assert "0 lost, 0 extra" in summary
     assert "Traceback" not in text
     assert leftovers(shell) == []
+
+
+async def test_once(once: Background) -> None:
+    """The operator's own settings are nothing to the demo."""
+    done = (await once.ended()).ok()
+    result = done.json
+    assert result["digest"] == repeated(3) != repeated(4), "ids and bodies are those of the seed"
+    assert result["event_types"]["funding_received"] >= 3
+    assert result["event_types"]["withdrawal_claimed"] >= 2
+    assert (result["lost"], result["extra"]) == (0, 0)
+    assert result["verified"] == result["deliveries"] > 0
+    assert len(done.stdout.splitlines()) == 1
+    assert leftovers(once.shell) == []
+
+
+async def test_a_demo_that_loses_something_says_so(losing: Background) -> None:
+    done = await losing.ended()
+    assert (done.code, done.words) == (1, [])
+    assert done.json["lost"] == 2
+    assert done.json["extra"] == 0
+    assert done.json["verified"] == done.json["deliveries"] - 1
+    assert leftovers(losing.shell) == []
 
 
 async def read(terminal: int) -> bytes:

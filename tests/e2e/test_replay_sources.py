@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -34,6 +34,7 @@ SLOTS = 196
 SLOTS_PER_EPOCH = 8
 SLOT_S = 12  # a beacon node may be so many slots behind that no test takes as long
 COUNTS = ("derived", "identical", "inserted", "different", "near_head")
+HASTY = (str(Path(__file__).with_name("hasty_commands.py")),)
 DEAD = "http://127.0.0.1:1/k3y-that-must-not-show"
 
 
@@ -102,6 +103,7 @@ async def sources(home: Path, data_dir: Path, *, validators: int = 0, seed: int 
     simulation.history(BLOCKS)
     beacon, gateway = BeaconServer(simulation.beacon), Gateway(simulation.report_files)
     async with place(home, data_dir, simulation) as found:
+        found.shell = replace(found.shell, program=HASTY)
         urls = {"beacon": await beacon.start(), "gateway": await gateway.start()}
         try:
             yield Sources(found, beacon, gateway, urls)

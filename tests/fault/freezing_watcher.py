@@ -1,7 +1,7 @@
 """A watcher of the logs that stops inside a commit; see test_frozen_watchers.
 
 Arguments: the DSN, the URL of the node, where to stop and how. Where: `idle` between two statements, `copy` while rows
-are copied, `result` while the server sends a large result. How: `freeze` is SIGSTOP, `pause` waits for standard input.
+are copied, `result` while the server sends a large result. How: `freeze` is SIGSTOP, `pause` waits until it is killed.
 A last argument `unlimited` leaves out the limits of sessions, as a negative control.
 It prints `inside` before it stops, and a line for each outcome.
 """
@@ -39,7 +39,7 @@ def stop(how: str) -> None:
     if how == "freeze":
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
-        sys.stdin.readline()
+        threading.Event().wait()
 
 
 def stop_at(where: str, how: str) -> None:

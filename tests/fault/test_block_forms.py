@@ -82,7 +82,7 @@ async def test_nodes_that_differ_about_an_unknown_form_stop_the_stream(database:
     with capture_logs() as lines:
         async with followed(database, simulation, other, honest) as scenario:
             await scenario.grow(GROWTH)
-            ending = await scenario.ending(STALL_S)
+            ending = await scenario.ending(STALL_S, log=lines)
     assert ending.extra == 0
     assert any("give" in line["problem"] for line in events_of(lines, "stream_waits"))
 
@@ -99,7 +99,7 @@ async def test_equal_times_are_a_fault_on_public_networks_alone(database: Databa
             database, simulation, ExecutionServer(chain), options=replace(OPTIONS, strict=strict)
         ) as scenario:
             await scenario.grow(GROWTH)
-            ending = await scenario.ending(STALL_S if strict else WAIT_TIMEOUT_S)
+            ending = await scenario.ending(STALL_S if strict else WAIT_TIMEOUT_S, log=lines if strict else ())
     assert strict or ending.is_right
     assert any("is not after" in line["problem"] for line in events_of(lines, "node_fault")) is strict
 

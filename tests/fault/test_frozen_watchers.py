@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +15,9 @@ from typing import Literal
 
 import pytest
 
+import fork_server
 from database_proxy import DatabaseProxy
+from fork_server import ForkedProcess
 from simulation_fixtures import in_background, open_at, reading, register, rows
 from store_factories import assert_ledger, own_database, values, webhook
 from store_factories import rows as table
@@ -51,14 +52,13 @@ class TakeOver:
 class Victim:
     """The process whose watcher stops inside a commit; its lines are in `lines`."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: ForkedProcess) -> None:
         self.process = process
         self.lines: list[str] = []
-        self._reading = asyncio.create_task(self._read())
+        self._reading = asyncio.gather(self._read(process.stdout), self._read(process.stderr))
 
-    async def _read(self) -> None:
-        assert self.process.stdout is not None
-        while line := await self.process.stdout.readline():
+    async def _read(self, stream: asyncio.StreamReader) -> None:
+        while line := await stream.readline():
             self.lines.append(line.decode(errors="replace").strip())
 
     async def says(self, text: str) -> None:
@@ -79,15 +79,9 @@ class Victim:
 
 @asynccontextmanager
 async def victim(dsn: str, url: str, where: Where, fault: Fault, *, limited: bool = True) -> AsyncIterator[Victim]:
-    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(PROGRAM), dsn, url, where, "freeze" if fault == "freeze" else "pause"),
-        *(() if limited else ("unlimited",)),
-        env=environment,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    found = Victim(process)
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"}
+    arguments = (dsn, url, where, "freeze" if fault == "freeze" else "pause", *(() if limited else ("unlimited",)))
+    found = Victim(await fork_server.start((str(PROGRAM),), arguments, environment, PROGRAM.parent))
     try:
         yield found
     finally:
@@ -172,7 +166,7 @@ TIMES: dict[tuple[Fault, Where], int] = {
     ("cut", "idle"): 2,
 }
 ROUNDS = [kind for kind, times in TIMES.items() for _ in range(times)]
-AT_ONCE = 5
+AT_ONCE = 10
 
 
 async def test_another_replica_takes_over_within_ten_seconds(postgres18: ServerAddress) -> None:

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.fault
 
 GROWTH = 20
 STALL_S = 3.0
-"""A stream that has not moved for so long, and whose cursor has a problem noted, has stalled."""
+"""A stream has stalled that has not moved for so long, or in as many attempts as `ending` counts, and has a problem."""
 
 
 class Setup(StrEnum):
@@ -148,7 +148,7 @@ async def test_a_lie_in_a_configuration(database: Database, lie: Lie, setup: Set
     simulation = simulation_of(61)
     expected = Cell.of(EXPECTED[lie][list(Setup).index(setup)])
     with capture_logs() as lines:
-        names, results = await run_cell(database, simulation, lie, setup, expected)
+        names, results = await run_cell(database, simulation, lie, setup, expected, lines)
     found = Found(*results, frozenset(faulty_nodes(lines)), tuple(problems_in(lines)))
     print(f"{lie:18} {setup:14} {found.backfill:8} {found.live:8} faulty={marked(found.faulty, names, setup)}")
     assert found.backfill in expected.backfill and found.live in expected.live, found
@@ -164,7 +164,12 @@ async def test_a_lie_in_a_configuration(database: Database, lie: Lie, setup: Set
 
 
 async def run_cell(
-    database: Database, simulation: Simulation, lie: Lie, setup: Setup, expected: Cell
+    database: Database,
+    simulation: Simulation,
+    lie: Lie,
+    setup: Setup,
+    expected: Cell,
+    log: Sequence[MutableMapping[str, Any]],
 ) -> tuple[tuple[str, ...], tuple[Result, Result]]:
     """The names of the nodes, and how the backfill and the live part end."""
     servers = [LyingServer(simulation, lie) for _ in range(setup.liars)]
@@ -177,7 +182,7 @@ async def run_cell(
             followed(database, simulation, *servers, *servers_then, options=OPTIONS, anchor=anchor)
         )
         await scenario.grow(GROWTH)
-        await scenario.ending(STALL_S if may_stall else WAIT_TIMEOUT_S, behind)
+        await scenario.ending(STALL_S if may_stall else WAIT_TIMEOUT_S, behind, log if may_stall else ())
         results = await parts(scenario, behind)
     return scenario.names, results
 
@@ -277,7 +282,7 @@ async def test_a_beacon_chain_on_another_fork_stops_the_stream_and_is_named(data
         async with AsyncExitStack() as stack:
             scenario = await anchored(stack, database, simulation, BeaconServer(Beacon(branch)))
             await scenario.grow(GROWTH)
-            await scenario.ending(STALL_S)
+            await scenario.ending(STALL_S, log=lines)
             assert await scenario.extra() == 0
             _, live = await parts(scenario, 0)
     assert live is STALLED

@@ -28,7 +28,7 @@ from vaultevents.store.deliveries import settle
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_unverified_pause")]
 
 WEBHOOKS = "/v1/account/webhooks"
 LOOPBACK = UrlRules(allow=(parse_allow("127.0.0.0/8:*"),))

@@ -33,7 +33,7 @@ from vaultevents.store import apikeys
 from vaultevents.store.pool import Database
 from vaultevents.store.postgres.embedded import ServerAddress
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_unverified_pause")]
 
 NOW_S = int(time.time())  # keys have times in the database, whose clock is the real one
 WEBHOOK = b'{"url":"https://example.org/"}'

@@ -15,7 +15,7 @@ from raised_conditions import raised
 from store_factories import shift_clock, values, vault
 from vaultevents.store.pool import Database
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_unverified_pause")]
 
 WEBHOOKS = "/v1/account/webhooks"
 BODY = {"url": "https://example.org/hook"}

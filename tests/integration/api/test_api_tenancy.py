@@ -17,7 +17,7 @@ from vaultevents.store.deliveries import settle
 from vaultevents.store.outbox import Outbox
 from vaultevents.store.pool import Database
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_unverified_pause")]
 
 VARYING = ("date", "content-length", "x-request-id")
 

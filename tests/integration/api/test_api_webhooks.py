@@ -37,7 +37,7 @@ from vaultevents.store import accounts
 from vaultevents.store.deliveries import settle
 from vaultevents.store.pool import Database
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("no_unverified_pause")]
 
 WEBHOOKS = "/v1/account/webhooks"
 URL = "https://example.org/hook"

@@ -169,7 +169,7 @@ async def test_a_receiver_that_hangs_stops_no_other(any_database: Database, rece
     box = await simple_simulation(any_database)
     hanging = await subscribe(any_database, receivers, "hanging", always(Hang()))
     healthy = await subscribe(any_database, receivers, "healthy")
-    async with dispatching(any_database, receivers.ca_path, total_timeout_s=5, schedule_s=(60,), concurrency=30):
+    async with dispatching(any_database, receivers.ca_path, total_timeout_s=3, schedule_s=(60,), concurrency=30):
         await commit(box, *(funding(number) for number in range(10)))
         await hanging.arrivals(10)
         for number in range(10, 20):

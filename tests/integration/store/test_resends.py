@@ -78,7 +78,7 @@ async def receivers(tmp_path: Path) -> AsyncIterator[Receivers]:
 @asynccontextmanager
 async def resending(database: Database, ca_path: Path, **options: Any) -> AsyncIterator[None]:
     """A running resender; at the end it is stopped, has drained, and the ledger adds up."""
-    async with Sender(Guard(LOOPBACK), ca_file=ca_path, total_timeout_s=5) as sender:
+    async with Sender(Guard(LOOPBACK), ca_file=ca_path, total_timeout_s=3) as sender:
         clock = ServiceClock(await database.now())
         running = Dispatcher(ResendLane(database, Signer({KEY.id: KEY}), ResendOptions(**options)), sender, clock)
         stop = asyncio.Event()
