@@ -37,8 +37,8 @@ JOIN_S: Final = 0.02
 FLUSH_AT = 150
 """So many accepted attempts are settled at once, beside the cycle that is under way."""
 
-BURST: Final = 64
-BURST_S: Final = 0.01
+BURST: Final = 24
+BURST_S: Final = 0.004
 """Of what was claimed this many are posted at once, and as many more after this time, however slow the first are."""
 
 FULL_S: Final = 0.25
